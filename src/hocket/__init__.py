@@ -1,0 +1,59 @@
+"""Hocket trains one PyTorch script together on many processes.
+
+hocket.init()
+model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.errors import HocketError as HocketError
+    from hocket.job.accumulation import accumulate as accumulate
+    from hocket.job.collectives import allgather as allgather
+    from hocket.job.collectives import allreduce as allreduce
+    from hocket.job.collectives import barrier as barrier
+    from hocket.job.collectives import broadcast as broadcast
+    from hocket.job.distribute import distribute as distribute
+    from hocket.job.learning_rate import scale_lr as scale_lr
+    from hocket.job.runtime import init as init
+    from hocket.job.runtime import local_rank as local_rank
+    from hocket.job.runtime import rank as rank
+    from hocket.job.runtime import size as size
+    from hocket.strategies.choices import Central as Central
+    from hocket.strategies.choices import Mirrored as Mirrored
+
+__version__ = "0.1.0"
+
+# Loaded when first used: the command line must not wait for torch.
+_HOMES = {
+    "Central": "hocket.strategies.choices",
+    "HocketError": "hocket.errors",
+    "Mirrored": "hocket.strategies.choices",
+    "accumulate": "hocket.job.accumulation",
+    "allgather": "hocket.job.collectives",
+    "allreduce": "hocket.job.collectives",
+    "barrier": "hocket.job.collectives",
+    "broadcast": "hocket.job.collectives",
+    "distribute": "hocket.job.distribute",
+    "init": "hocket.job.runtime",
+    "local_rank": "hocket.job.runtime",
+    "rank": "hocket.job.runtime",
+    "scale_lr": "hocket.job.learning_rate",
+    "size": "hocket.job.runtime",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Measurements of Hocket against PyTorch's own Gloo and DistributedDataParallel, in one run."""

@@ -1,0 +1,51 @@
+"""The communicator of a script that nothing launched: a group of one."""
+
+from __future__ import annotations
+
+import torch
+
+from hocket.comm.communicator import Averager, Communicator, Description
+from hocket.comm.layout import Layout
+
+
+class _AloneAverager(Averager):
+    def __init__(self, layout: Layout) -> None:
+        self.slots = layout.allocate()
+        self.all_slots = [self.slots]
+        self.results = layout.allocate()
+
+    def average(self, number: int, payload: int, what: Description) -> list[int]:
+        for result, slot in zip(self.results, self.slots, strict=True):
+            result.copy_(slot)
+        return [payload]
+
+
+class AloneCommunicator(Communicator):
+    """Every collective returns at once."""
+
+    rank, size = 0, 1
+
+    @property
+    def waited(self) -> float:
+        return 0.0
+
+    def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
+        """Nothing to add."""
+
+    def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone().unsqueeze(0)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Nobody to send to."""
+
+    def barrier(self, what: str = "hocket.barrier()") -> None:
+        """Nobody to wait for."""
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return [data]
+
+    def averager(self, layout: Layout) -> Averager:
+        return _AloneAverager(layout)
+
+    def leave(self, failed: bool) -> None:
+        """Nobody to tell."""

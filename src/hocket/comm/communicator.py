@@ -1,0 +1,76 @@
+"""The contracts of this layer: collectives by hand, and the repeated average that training needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from hocket.comm.layout import Layout
+
+Description = str | Callable[[], str]
+
+
+class Averager(ABC):
+    """Averages the same set of tensors over all ranks, again and again.
+
+    A caller writes its values to ``slots``, calls ``average`` and reads ``results``.
+    """
+
+    slots: list[torch.Tensor]
+    """Where this rank puts its values next, one flat tensor per bucket; ``average`` may change it."""
+
+    results: list[torch.Tensor]
+    """The averages of the last call, private to this rank, one flat tensor per bucket."""
+
+    all_slots: list[list[torch.Tensor]]
+    """Every list that ``slots`` can be, so that views can be made once."""
+
+    @abstractmethod
+    def average(self, number: int, payload: int, what: Description) -> list[int]:
+        """Average over all ranks; blocks until every rank is here with the same ``number``.
+
+        Returns:
+            The payloads of all ranks.
+        """
+
+
+class Communicator(ABC):
+    """A group of workers. Every method is called by all of them together, and blocks until they have."""
+
+    rank: int
+    size: int
+
+    @property
+    @abstractmethod
+    def waited(self) -> float:
+        """Seconds that this rank has slept for others so far."""
+
+    @abstractmethod
+    def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
+        """Replace ``tensor`` (contiguous) on every rank by the result over all ranks."""
+
+    @abstractmethod
+    def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensors (contiguous, same shape) of all ranks, stacked in a new first dimension."""
+
+    @abstractmethod
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Replace ``tensor`` (contiguous) on every rank by that of ``root``."""
+
+    @abstractmethod
+    def barrier(self, what: str = "hocket.barrier()") -> None:
+        """Wait until every rank is here."""
+
+    @abstractmethod
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """The (small) data of all ranks; lengths may differ."""
+
+    @abstractmethod
+    def averager(self, layout: Layout) -> Averager:
+        """Prepare to average tensors laid out as ``layout``."""
+
+    @abstractmethod
+    def leave(self, failed: bool) -> None:
+        """End this rank's part in the group; not collective."""

@@ -1,0 +1,98 @@
+"""Where each tensor lies when many are fused into one flat buffer per dtype (a bucket)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+_LINE = 64  # bytes; every tensor starts at a multiple, so that slices keep the alignment that kernels see
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A flat buffer of ``count`` elements of one dtype."""
+
+    dtype: torch.dtype
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor lies: elements ``start`` to ``start + count`` of a bucket, with its own shape and strides."""
+
+    bucket: int
+    start: int
+    count: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+class Layout:
+    """Places for ``tensors``, in their order, grouped by dtype."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        ends: dict[torch.dtype, int] = {}
+        order: dict[torch.dtype, int] = {}
+        self.places: list[Place] = []
+        for tensor in tensors:
+            dtype = tensor.dtype
+            bucket = order.setdefault(dtype, len(order))
+            start = ends.get(dtype, 0)
+            self.places.append(Place(bucket, start, tensor.numel(), tensor.shape, _dense_stride(tensor)))
+            ends[dtype] = align(start + tensor.numel(), dtype)
+        self.buckets = [Bucket(dtype, ends[dtype]) for dtype in order]
+
+    def views(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Every tensor as a view of the flat buffers, one per bucket."""
+        return [
+            flats[p.bucket][p.start : p.end].as_strided(p.shape, p.stride, flats[p.bucket].storage_offset() + p.start)
+            for p in self.places
+        ]
+
+    def runs(self, indices: Iterable[int]) -> list[tuple[int, int, int]]:
+        """The tensors ``indices`` as few contiguous ranges (bucket, start, end), padding included."""
+        found: list[tuple[int, int, int]] = []
+        for place in sorted((self.places[i] for i in indices), key=lambda p: (p.bucket, p.start)):
+            end = align(place.end, self.buckets[place.bucket].dtype)
+            if found and found[-1][0] == place.bucket and found[-1][2] == place.start:
+                found[-1] = (place.bucket, found[-1][1], end)
+            else:
+                found.append((place.bucket, place.start, end))
+        return found
+
+    def allocate(self) -> list[torch.Tensor]:
+        """Private flat buffers, one per bucket, all zero."""
+        return [torch.zeros(b.count, dtype=b.dtype) for b in self.buckets]
+
+
+def align(count: int, dtype: torch.dtype) -> int:
+    """``count`` elements rounded up to whole cache lines."""
+    per_line = _LINE // dtype.itemsize
+    return -(-count // per_line) * per_line
+
+
+def cut(count: int, dtype: torch.dtype, parts: int) -> list[tuple[int, int]]:
+    """Divide ``count`` elements among ``parts``, at whole cache lines; the last ones may be empty."""
+    step = align(-(-count // parts), dtype)
+    return [(min(i * step, count), min((i + 1) * step, count)) for i in range(parts)]
+
+
+def _dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The tensor's own strides where they fill its memory without gaps (channels_last), else the plain ones."""
+    expected = 1
+    sizes = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+    for stride, size in sizes:
+        if stride != expected:
+            return torch.empty(tensor.shape, device="meta").stride()
+        expected *= size
+    return tensor.stride()

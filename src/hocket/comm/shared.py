@@ -1,0 +1,190 @@
+"""Collectives over shared memory: every rank writes a slot, then reads the others'.
+
+Two algorithms. *Direct*: one meeting, then every rank reduces all slots by itself; least latency, and least
+traffic for two ranks. *Two-phase*: every rank reduces its own slice into one shared result, and a second
+meeting publishes it; each byte is read about three times however many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hocket.comm.algorithms import reduce_into
+from hocket.comm.communicator import Averager, Communicator, Description
+from hocket.comm.layout import Bucket, Layout, Place, cut
+from hocket.transport.area import Area, aligned
+from hocket.transport.gate import signature
+from hocket.transport.shared_memory import SharedMemory
+
+DIRECT_BYTES = 1 << 15  # up to here the direct algorithm is faster for any number of ranks
+
+
+class SharedBuffer:
+    """One slot per rank and, if asked for, one result, in memory that all ranks map."""
+
+    def __init__(self, transport: SharedMemory, buckets: list[Bucket], purpose: str, *, result: bool) -> None:
+        self._transport = transport
+        size = transport.size
+        slot_bytes = sum(aligned(b.nbytes) for b in buckets)
+        area = transport.allocate((size + result) * slot_bytes, purpose)
+        rows = [_bucket_tensors(area, row * slot_bytes, buckets) for row in range(size + result)]
+        self.slots = rows[:size]
+        self.mine = rows[transport.rank]
+        self.results = rows[size] if result else []
+        self._bounds = [cut(b.count, b.dtype, size)[transport.rank] for b in buckets]
+
+    def reduce(self, operation: str, number: int, payload: int, what: Description) -> list[int]:
+        """Reduce all slots to ``results``, two-phase; ``mine`` may be written again at once."""
+        payloads = self._transport.meet(number, payload, what)
+        for bucket, (start, end) in enumerate(self._bounds):
+            if end > start:
+                reduce_into(self.results[bucket][start:end], [s[bucket][start:end] for s in self.slots], operation)
+        self._transport.meet(number + 1, 0, what)
+        return payloads
+
+
+class TwoPhaseAverager(Averager):
+    """For three and more ranks."""
+
+    def __init__(self, transport: SharedMemory, layout: Layout) -> None:
+        self._buffer = SharedBuffer(transport, layout.buckets, "gradients", result=True)
+        self.slots = self._buffer.mine
+        self.all_slots = [self.slots]
+        self.results = layout.allocate()
+
+    def average(self, number: int, payload: int, what: Description) -> list[int]:
+        payloads = self._buffer.reduce("mean", number, payload, what)
+        for private, shared in zip(self.results, self._buffer.results, strict=True):
+            private.copy_(shared)
+        return payloads
+
+
+class DirectAverager(Averager):
+    """For two ranks, and for little data. Two sets of slots alternate: one is written while the other is read."""
+
+    def __init__(self, transport: SharedMemory, layout: Layout) -> None:
+        self._transport = transport
+        self._sets = [SharedBuffer(transport, layout.buckets, "gradients", result=False) for _ in range(2)]
+        self.all_slots = [s.mine for s in self._sets]
+        self.slots = self.all_slots[0]
+        self.results = layout.allocate()
+
+    def average(self, number: int, payload: int, what: Description) -> list[int]:
+        payloads = self._transport.meet(number, payload, what)
+        current = self._sets[0]
+        for bucket, result in enumerate(self.results):
+            reduce_into(result, [slots[bucket] for slots in current.slots], "mean")
+        self._sets.reverse()
+        self.slots = self._sets[0].mine
+        return payloads
+
+
+class SharedCommunicator(Communicator):
+    """The workers of one host, over shared memory."""
+
+    def __init__(self, transport: SharedMemory) -> None:
+        self.transport = transport
+        self.rank, self.size = transport.rank, transport.size
+        self._scratch: list[SharedBuffer] = []
+        self._scratch_bytes = 0
+
+    @property
+    def waited(self) -> float:
+        return self.transport.gate.waited
+
+    def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
+        what = f"allreduce of {_describe(tensor)}, {operation}"
+        buffer = self._reserve(tensor.nbytes)
+        flat = tensor.view(-1)
+        slots = [_as(s[0], tensor) for s in buffer.slots]
+        slots[self.rank].copy_(flat)
+        number = signature(what)
+        self.transport.meet(number, 0, what)
+        if self.size == 2 or tensor.nbytes <= DIRECT_BYTES:
+            reduce_into(flat, slots, operation)
+            return
+        result = _as(buffer.results[0], tensor)
+        start, end = cut(flat.numel(), tensor.dtype, self.size)[self.rank]
+        if end > start:
+            reduce_into(result[start:end], [s[start:end] for s in slots], operation)
+        self.transport.meet(number + 1, 0, what)
+        flat.copy_(result)
+
+    def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
+        what = f"allgather of {_describe(tensor)}"
+        buffer = self._reserve(tensor.nbytes)
+        _as(buffer.mine[0], tensor).copy_(tensor.view(-1))
+        self.transport.meet(signature(what), 0, what)
+        return torch.stack([_as(s[0], tensor) for s in buffer.slots]).view(self.size, *tensor.shape)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        what = f"broadcast of {_describe(tensor)} from rank {root}"
+        buffer = self._reserve(tensor.nbytes)
+        if self.rank == root:
+            _as(buffer.mine[0], tensor).copy_(tensor.view(-1))
+        self.transport.meet(signature(what), 0, what)
+        if self.rank != root:
+            tensor.view(-1).copy_(_as(buffer.slots[root][0], tensor))
+
+    def barrier(self, what: str = "hocket.barrier()") -> None:
+        self.transport.meet(signature(what), 0, what)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        what = "an exchange of descriptions"
+        lengths = self.transport.meet(signature(what), len(data), what)
+        buffer = self._reserve(max(lengths))
+        if data:
+            buffer.mine[0][: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self.transport.meet(signature(what) + 1, 0, what)
+        return [bytes(slot[0][:length].tolist()) for slot, length in zip(buffer.slots, lengths, strict=True)]
+
+    def averager(self, layout: Layout) -> Averager:
+        total = sum(b.nbytes for b in layout.buckets)
+        direct = self.size == 2 or total <= DIRECT_BYTES
+        return (DirectAverager if direct else TwoPhaseAverager)(self.transport, layout)
+
+    def buffer(self, buckets: list[Bucket], purpose: str, *, result: bool) -> SharedBuffer:
+        """Slots (and a result) in memory that all ranks map."""
+        return SharedBuffer(self.transport, buckets, purpose, result=result)
+
+    def one_copy(
+        self, dtype: torch.dtype, count: int, places: Sequence[Place], purpose: str
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """``count`` elements, all zero, that every rank maps: flat, and as one tensor for each of ``places``.
+
+        Those tensors have storages of their own, so that ``torch.save`` writes each in its plain size.
+        """
+        area = self.transport.allocate(count * dtype.itemsize, purpose)
+        tensors = [area.tensor(p.start * dtype.itemsize, p.count, dtype).as_strided(p.shape, p.stride) for p in places]
+        return area.tensor(0, count, dtype), tensors
+
+    def leave(self, failed: bool) -> None:
+        self.transport.leave(failed)
+
+    def _reserve(self, nbytes: int) -> SharedBuffer:
+        """The scratch buffer for the next collective; the two alternate, so a fast rank does not overwrite."""
+        if nbytes > self._scratch_bytes:
+            self._scratch_bytes = max(1 << 16, 1 << (nbytes - 1).bit_length())
+            bucket = [Bucket(torch.uint8, self._scratch_bytes)]
+            self._scratch = [self.buffer(bucket, "collectives", result=True) for _ in range(2)]
+        self._scratch.reverse()
+        return self._scratch[0]
+
+
+def _bucket_tensors(area: Area, offset: int, buckets: list[Bucket]) -> list[torch.Tensor]:
+    tensors = []
+    for bucket in buckets:
+        tensors.append(area.tensor(offset, bucket.count, bucket.dtype))
+        offset += aligned(bucket.nbytes)
+    return tensors
+
+
+def _as(raw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The first bytes of ``raw`` as a flat tensor with the elements of ``like``."""
+    return raw[: like.nbytes].view(like.dtype)
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,137 @@
+"""What a process is told from outside; the only module that reads ``os.environ``.
+
+Every setting has one definition in ``SETTINGS``, from which the flags of ``hocket run`` and the environment
+variables follow. Precedence: flag, then environment, then the script, then the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hocket.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value that a user may set by flag or environment variable.
+
+    Attributes:
+        name: The flag without its dashes.
+        default: What holds when nobody sets it.
+        choices: The values allowed; empty means any.
+        help: What it does, in one sentence.
+    """
+
+    name: str
+    default: str
+    choices: tuple[str, ...]
+    help: str
+
+    @property
+    def variable(self) -> str:
+        return "HOCKET_" + self.name.replace("-", "_").upper()
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            "strategy", "mirrored", (), "How the workers train together: mirrored, central or central(fused=True)."
+        ),
+        Setting("timeout", "1800", (), "Seconds to wait for a rank that is alive but does not arrive."),
+        Setting(
+            "on-nan",
+            "raise",
+            ("raise", "skip", "ignore"),
+            "A gradient that is not finite: end the job, skip the step on all ranks, or do not look.",
+        ),
+        Setting(
+            "transport",
+            "auto",
+            ("auto", "shared-memory", "gloo"),
+            "How bytes move between workers; auto is shared memory on x86-64 Linux, Gloo elsewhere.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Who this process is and what it was told; ``None`` where nobody said."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    address: str = "127.0.0.1"
+    port: int | None = None
+    store_is_hosted: bool = False
+    rendezvous: str | None = None
+    restart: str = "0"
+    events: int | None = None
+    strategy: str | None = None
+    timeout: float = 1800.0
+    on_nan: str | None = None
+    transport: str = "auto"
+
+
+def read(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the environment as ``hocket run`` or torchrun has set it; alone when nobody has."""
+    env = os.environ if environ is None else environ
+    launched = "RANK" in env and "WORLD_SIZE" in env
+    size = _integer(env, "WORLD_SIZE", 1) if launched else 1
+    return Config(
+        rank=_integer(env, "RANK", 0) if launched else 0,
+        size=size,
+        local_rank=_integer(env, "LOCAL_RANK", 0) if launched else 0,
+        local_size=_integer(env, "LOCAL_WORLD_SIZE", size) if launched else 1,
+        address=env.get("MASTER_ADDR", "127.0.0.1"),
+        port=_integer(env, "MASTER_PORT", 0) or None,
+        store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        rendezvous=env.get("HOCKET_RENDEZVOUS") if launched else None,
+        restart=env.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        events=_integer(env, "HOCKET_EVENTS", -1) if launched and "HOCKET_EVENTS" in env else None,
+        strategy=env.get("HOCKET_STRATEGY") or None,
+        timeout=seconds(env.get("HOCKET_TIMEOUT") or SETTINGS["timeout"].default),
+        on_nan=choice("on-nan", env["HOCKET_ON_NAN"]) if env.get("HOCKET_ON_NAN") else None,
+        transport=choice("transport", env.get("HOCKET_TRANSPORT") or "auto"),
+    )
+
+
+def told() -> dict[str, str]:
+    """The settings that the environment makes, by name."""
+    return {name: os.environ[s.variable] for name, s in SETTINGS.items() if os.environ.get(s.variable)}
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment, to give to a child."""
+    return dict(os.environ)
+
+
+def choice(name: str, value: str) -> str:
+    """``value`` if the setting allows it."""
+    allowed = SETTINGS[name].choices
+    if value not in allowed:
+        raise UsageError(f"--{name} {value}: the choices are {', '.join(allowed)}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"--timeout {text}: must be a positive number of seconds, for example --timeout 1800")
+    return value
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"the environment variable {name} is {text!r}, which is no whole number") from None

@@ -1,0 +1,52 @@
+"""Every exception that Hocket raises.
+
+    HocketError
+    ├── UsageError            the call or the flag is wrong; the message says what to write instead
+    │   ├── StrategyError     unknown strategy or option, or one that does not fit this model or optimizer
+    │   └── SharedCopyError   a parameter has left the shared copy, or was written to behind its back
+    ├── MismatchError         ranks disagree: other shapes, another collective, another number of steps
+    ├── NonFiniteError        a gradient is NaN or infinite, and ``--on-nan`` is ``raise``
+    └── JobError              the job cannot go on
+        ├── WorkerLost        a rank has ended while others wait for it
+        └── DeadlineExceeded  a rank is alive but has not arrived within ``--timeout``
+
+A wrong user gets one of these; a broken invariant of Hocket itself gets an ``AssertionError``.
+"""
+
+from __future__ import annotations
+
+
+class HocketError(Exception):
+    """The root of all of Hocket's own exceptions."""
+
+
+class UsageError(HocketError, ValueError):
+    """The call or the flag is wrong; the message says what to write instead."""
+
+
+class StrategyError(UsageError):
+    """An unknown strategy or option, or one that does not fit this model or optimizer."""
+
+
+class SharedCopyError(UsageError):
+    """A parameter has left the shared copy, or was written to behind its back."""
+
+
+class MismatchError(HocketError):
+    """Ranks disagree about what is exchanged."""
+
+
+class NonFiniteError(HocketError, ArithmeticError):
+    """A gradient is NaN or infinite."""
+
+
+class JobError(HocketError, RuntimeError):
+    """The job cannot go on."""
+
+
+class WorkerLost(JobError):
+    """A rank has ended while others wait for it."""
+
+
+class DeadlineExceeded(JobError, TimeoutError):
+    """A rank is alive but has not arrived in time."""

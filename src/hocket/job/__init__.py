@@ -1,0 +1,1 @@
+"""Layer 2: a process becomes a worker."""

@@ -1,0 +1,117 @@
+"""Which samples of a global batch belong to which rank.
+
+In global step t the ranks together hold exactly the samples that one process with a batch as large as all of
+theirs would hold. A last batch that is smaller is spread evenly; a rank left without a sample repeats one with
+weight 0.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import IterableDataset, Sampler
+
+T = TypeVar("T")
+
+
+def share(items: Sequence[T], rank: int, size: int) -> Sequence[T]:
+    """The part of ``items`` for ``rank``: contiguous, and as even as possible; may be empty."""
+    each, more = divmod(len(items), size)
+    start = rank * each + min(rank, more)
+    return items[start : start + each + (rank < more)]
+
+
+class SharedRandom:
+    """A random state that is the same on all ranks, put in place of the process's own for a moment."""
+
+    def __init__(self, seed: int) -> None:
+        self._torch = torch.Generator().manual_seed(seed).get_state()
+        self._python = random.Random(seed).getstate()
+
+    def __enter__(self) -> None:
+        self._own = torch.get_rng_state(), random.getstate()
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+
+    def __exit__(self, *_: object) -> None:
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        torch.set_rng_state(self._own[0])
+        random.setstate(self._own[1])
+
+
+class ShardedIndices(Sampler[Any]):
+    """The batches (lists of indices, or what a batch sampler yields) of one rank.
+
+    Args:
+        source: Yields indices, of which ``batch_size`` make a batch, or ready batches if that is None.
+        counts: Is filled with (samples here, samples on all ranks) for every batch that is yielded.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        batch_size: int | None,
+        drop_last: bool,
+        rank: int,
+        size: int,
+        shared_random: SharedRandom,
+        counts: deque[tuple[int, int]],
+    ) -> None:
+        self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
+        self._rank, self._size = rank, size
+        self._random, self._counts = shared_random, counts
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = iter(self._source)
+        whole = self._size * (self._batch_size or 1)
+        while True:
+            with self._random:
+                batch = list(islice(indices, whole))
+            if not batch or (self._drop_last and len(batch) < whole):
+                return
+            mine = share(batch, self._rank, self._size)
+            if self._batch_size is None:
+                sizes = [len(item) if isinstance(item, Sequence) else 1 for item in batch]
+                self._counts.append((sizes[self._rank] if mine else 0, sum(sizes)))
+                yield mine[0] if mine else batch[0]
+            else:
+                self._counts.append((len(mine), len(batch)))
+                yield list(mine) or batch[:1]
+
+    def __len__(self) -> int:
+        return batches(len(self._source), self._size * (self._batch_size or 1), self._drop_last)  # type: ignore[arg-type]
+
+
+class ShardedStream(IterableDataset[Any]):
+    """The batches of one rank from a stream that every rank reads whole; yields (batch, samples here, samples in all).
+
+    Batches are collated here, so inside a data-loader process if there are any. Each such process deals out its
+    own stream, as PyTorch does.
+    """
+
+    def __init__(
+        self, dataset: IterableDataset[Any], batch_size: int | None, drop_last: bool, rank: int, size: int, collate: Any
+    ) -> None:
+        self.dataset = dataset
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self._rank, self._size, self._collate = rank, size, collate
+
+    def __iter__(self) -> Iterator[tuple[Any, int, int]]:
+        stream = iter(self.dataset)
+        whole = self._size * (self._batch_size or 1)
+        while batch := list(islice(stream, whole)):
+            if self._drop_last and len(batch) < whole:
+                return
+            mine = share(batch, self._rank, self._size)
+            shown = mine or batch[:1]
+            yield self._collate(shown[0] if self._batch_size is None else list(shown)), len(mine), len(batch)
+
+
+def batches(samples: int, whole: int, drop_last: bool) -> int:
+    """How many batches of ``whole`` samples there are."""
+    return samples // whole if drop_last else -(-samples // whole)

@@ -1,0 +1,83 @@
+"""``hocket bench``: runs a benchmark on several workers and prints its table."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hocket.errors import UsageError
+from hocket.launch import machine, supervisor
+from hocket.launch.workers import Job
+
+app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")
+
+_Workers = Annotated[str, typer.Option("-n", "--workers", help="How many workers, or auto: one per core.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+_Rounds = Annotated[int, typer.Option(min=1, help="How often all ways are measured in turn; medians are shown.")]
+
+
+@app.command()
+def allreduce(workers: _Workers = "2", rounds: _Rounds = 7, as_json: _Json = False) -> None:
+    """All-reduce of ordinary tensors, and of data already in shared memory, against Gloo."""
+    _run("allreduce", workers, as_json, [str(rounds)])
+
+
+@app.command()
+def step(
+    workers: _Workers = "2",
+    rounds: _Rounds = 7,
+    models: Annotated[str, typer.Option(help="Of cnn, mlp and narrow, those to measure.")] = "cnn,mlp,narrow",
+    optimizers: Annotated[str, typer.Option(help="Of sgd and adam, those to measure.")] = "sgd,adam",
+    as_json: _Json = False,
+) -> None:
+    """A training step against DistributedDataParallel; with -n 1, against the plain script."""
+    for given, known in ((models, ("cnn", "mlp", "narrow")), (optimizers, ("sgd", "adam"))):
+        for name in given.split(","):
+            if name not in known:
+                raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(known)}")
+    _run("step", workers, as_json, [str(rounds), models, optimizers])
+
+
+def _run(name: str, workers: str, as_json: bool, args: list[str]) -> None:
+    count = machine.worker_count(workers)
+    with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
+        result = Path(folder) / "rows.json"
+        job = Job(("-m", f"hocket.bench.{name}", str(result), *args), count)
+        status = supervisor.run(job, None)
+        if status:
+            sys.exit(status)
+        rows = json.loads(result.read_text())
+    if as_json:
+        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": _cpu(), "rows": rows}, indent=1))
+    else:
+        _print_table(f"{name}, {count} workers on {machine.cores()} cores ({_cpu()})", rows)
+
+
+def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for key in rows[0]:
+        words, _, unit = key.rpartition("_")
+        text = isinstance(rows[0][key], str)
+        table.add_column(
+            key if text else f"{words} {'×' if unit == 'ratio' else unit}", justify="left" if text else "right"
+        )
+    for row in rows:
+        table.add_row(*(value if isinstance(value, str) else f"{value:,.2f}" for value in row.values()))
+    Console().print(table)
+    print("Medians over the rounds; × is how many times faster than PyTorch's own way, within a round.")
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

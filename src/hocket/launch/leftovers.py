@@ -1,0 +1,89 @@
+"""Nothing of a job is left behind: find its processes, and a guardian that ends them if the launcher dies.
+
+Every process of a job inherits one environment variable with the job's own mark, however it was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+VARIABLE = "HOCKET_JOB"
+_PR_SET_PDEATHSIG = 1
+
+
+def find(mark: str) -> list[int]:
+    """The process ids that carry the job's mark, this process excepted."""
+    wanted = f"{VARIABLE}={mark}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def kill(mark: str, seconds: float = 2.0) -> None:
+    """SIGKILL every process of the job, new ones too, until there is none (or the time is over)."""
+    deadline = time.monotonic() + seconds
+    while (pids := find(mark)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def die_with_parent() -> Callable[[], None]:
+    """A function for a child process to call first: it then is killed when the launcher is, even by SIGKILL."""
+    parent = os.getpid()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def arrange() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return arrange
+
+
+class Guardian:
+    """A process of its own that kills the rest of the job when the launcher ends without having said so."""
+
+    def __init__(self, mark: str) -> None:
+        reader, self._writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _guard(mark, reader, self._writer)
+        os.close(reader)
+
+    def dismiss(self) -> None:
+        """The job has ended in order."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._writer, b"x")
+        os.close(self._writer)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def _guard(mark: str, reader: int, writer: int) -> None:
+    try:
+        os.setsid()
+        os.close(writer)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # Hold nothing of the launcher's: who reads its output must see the end of it.
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(null, descriptor)
+        if not os.read(reader, 1):
+            kill(mark)
+    finally:
+        os._exit(0)

@@ -1,0 +1,65 @@
+"""What is said of a job that failed: which rank, how it ended, and its own traceback last."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from dataclasses import dataclass, field
+
+_COLLATERAL = "hocket.errors.WorkerLost"
+
+
+@dataclass
+class Ending:
+    """How one worker ended."""
+
+    rank: int
+    status: int  # as subprocess has it: negative for a signal
+    traceback: list[str] = field(default_factory=list)
+
+    @property
+    def exit_status(self) -> int:
+        """The status that a shell would show."""
+        return 128 - self.status if self.status < 0 else self.status
+
+    @property
+    def error(self) -> str:
+        """The last line of its traceback."""
+        lines = [line for line in self.traceback if line.strip() and not line.startswith((" ", "\t"))]
+        return lines[-1] if lines else ""
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether it only failed because another one did."""
+        return self.error.startswith(_COLLATERAL)
+
+
+def choose_cause(failures: list[Ending]) -> Ending:
+    """Of the workers that failed by themselves, in the order in which that was noticed, the one to report."""
+    return next((f for f in failures if not f.is_collateral), failures[0])
+
+
+def write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> list[str]:
+    """The lines of the report, the cause's traceback last."""
+    same = [f.rank for f in failures if f is not cause and f.error and f.error == cause.error]
+    lines = [f"hocket: rank {cause.rank} on {socket.gethostname()} {_how(cause)} after {seconds:.1f} s."]
+    if same:
+        lines.append(f"hocket: the same error on rank{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}.")
+    for other in failures:
+        if other is not cause and other.rank not in same and other.error and not other.is_collateral:
+            lines.append(f"hocket: rank {other.rank} failed too: {other.error}")
+    stopped = size - len(failures)
+    if stopped > 0:
+        lines.append(f"hocket: the other {stopped} worker{'s were' if stopped > 1 else ' was'} stopped.")
+    return lines + cause.traceback
+
+
+def _how(ending: Ending) -> str:
+    if ending.status >= 0:
+        return f"ended with exit code {ending.status}"
+    try:
+        name = signal.Signals(-ending.status).name
+    except ValueError:
+        name = f"signal {-ending.status}"
+    hint = " (by hand, or because the machine ran out of memory: see dmesg)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,145 @@
+"""Shows the job to a person: lines of the workers, and below them, on a terminal, a live progress bar."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from hocket.events import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_PLAIN_EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+
+
+class Speed:
+    """Samples per second over the last seconds of a run."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, int]] = []
+        self._epoch, self._before, self._last = 0, 0, 0
+
+    def update(self, record: Progress) -> float:
+        """Take in how far the run is; return its speed."""
+        if record.epoch != self._epoch:
+            self._epoch, self._before = record.epoch, self._before + self._last
+        self._last = record.samples
+        self._marks.append((time.monotonic(), self._before + record.samples))
+        while self._marks[-1][0] - self._marks[0][0] > 5 and len(self._marks) > 2:
+            self._marks.pop(0)
+        (then, first), (now, last) = self._marks[0], self._marks[-1]
+        return (last - first) / (now - then) if now > then else 0.0
+
+
+class Logs:
+    """A file for each worker's whole output."""
+
+    def __init__(self, folder: Path | None, size: int) -> None:
+        self._files: list[TextIO] = []
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._files = [(folder / f"rank-{rank}.log").open("w") for rank in range(size)]
+
+    def write(self, rank: int, line: str) -> None:
+        if self._files:
+            self._files[rank].write(line + "\n")
+            self._files[rank].flush()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+class PlainScreen:
+    """For pipes, files and continuous integration: nothing but lines."""
+
+    def __init__(self) -> None:
+        self._speed, self._next = Speed(), time.monotonic() + _PLAIN_EVERY
+
+    def line(self, rank: int, text: str, *, error: bool) -> None:
+        print(f"[{rank}] {text}", file=sys.stderr if error else sys.stdout, flush=True)
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def status(self, text: str) -> None:
+        """A line that overwrites itself is shown when it is finished."""
+
+    def progress(self, record: Progress) -> None:
+        speed = self._speed.update(record)
+        if time.monotonic() > self._next:
+            self._next = time.monotonic() + _PLAIN_EVERY
+            self.say(f"hocket: epoch {record.epoch}, step {record.step}/{record.steps or '?'}, {speed:,.0f} samples/s")
+
+    def close(self) -> None:
+        """Nothing to take down."""
+
+
+class TerminalScreen:
+    """For a terminal: worker lines scroll above what is live."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console: Console = Console(stderr=True, highlight=False)
+        self._status, self._record, self._rate, self._speed = "", None, 0.0, Speed()  # type: str, Progress | None, float, Speed
+        self._live = Live(
+            get_renderable=self._render,
+            console=self._console,
+            refresh_per_second=10,
+            transient=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def line(self, rank: int, text: str, *, error: bool) -> None:
+        from rich.text import Text
+
+        prefix = Text(f"[{rank}] ", style=_COLOURS[rank % len(_COLOURS)])
+        self._console.print(prefix + Text.from_ansi(text), soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def status(self, text: str) -> None:
+        self._status = text
+
+    def progress(self, record: Progress) -> None:
+        self._record, self._rate = record, self._speed.update(record)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        rows: list[RenderableType] = []
+        if self._status:
+            rows.append(Text("[0] ", style=_COLOURS[0]) + Text.from_ansi(self._status, no_wrap=True))
+        if (record := self._record) is not None:
+            grid = Table.grid(padding=(0, 1))
+            bar = ProgressBar(total=record.steps, completed=record.step, width=30, pulse=record.steps is None)
+            grid.add_row(
+                f"epoch {record.epoch}", bar, f"{record.step}/{record.steps or '?'}", f"{self._rate:,.0f} samples/s"
+            )
+            rows.append(grid)
+        return Group(*rows)
+
+
+Screen = PlainScreen | TerminalScreen
+
+
+def open_screen() -> Screen:
+    """The screen that fits where the output goes."""
+    return TerminalScreen() if sys.stdout.isatty() and sys.stderr.isatty() else PlainScreen()

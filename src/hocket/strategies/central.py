@@ -1,0 +1,165 @@
+"""``central``: one copy of parameters and optimizer state per host; each worker updates its own part of it."""
+
+from __future__ import annotations
+
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm.algorithms import reduce_into
+from hocket.comm.layout import Layout
+from hocket.comm.shared import SharedCommunicator
+from hocket.errors import StrategyError
+from hocket.strategies.base import Step, Strategy, wrap_step
+from hocket.strategies.collector import Collector, read_payloads
+from hocket.strategies.exchange import GradientExchange, Judgement, agree_on_missing, check_exchanged
+from hocket.strategies.forward_hooks import ForwardHooks
+from hocket.strategies.kinds import divides_by_elements
+from hocket.strategies.local_gradient import LocalGradient
+from hocket.strategies.members import Members
+from hocket.strategies.shared_parameters import SharedParameters
+from hocket.strategies.slices import SlicedUpdate
+from hocket.strategies.update import Range, Update
+from hocket.strategies.whole_tensors import WholeUpdate
+
+
+class CentralTraining(Strategy):
+    """What both forms have in common: shared parameters, and a step that two meetings enclose."""
+
+    collector: Collector
+
+    def __init__(
+        self, communicator: SharedCommunicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
+    ) -> None:
+        by_elements = divides_by_elements(optimizer)
+        self._communicator, self._optimizer, self._members = communicator, optimizer, members
+        self._layout = Layout(members.parameters)
+        self._shared = SharedParameters(communicator, model, members, self._layout)
+        gradients = self._prepare_gradients(on_nan)
+        self._update: Update = (
+            SlicedUpdate(communicator, optimizer, members, self._layout, self._shared.flats, gradients)
+            if by_elements
+            else WholeUpdate(communicator, optimizer, members, self._layout, gradients)
+        )
+        ForwardHooks(model, self.collector)
+        wrap_step(optimizer, self._step)
+
+    @abstractmethod
+    def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
+        """Make the collector, and the flat buffers from which updates take their gradients."""
+
+    @abstractmethod
+    def _agree(self) -> bytes | None:
+        """Meet before the update; which parameters have gradients, or None to skip the step."""
+
+    def _fetch(self, ranges: list[Range]) -> None:
+        """Have the averaged gradients of ``ranges`` in the flat buffers."""
+
+    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._members.check_groups(self._optimizer)
+        self._shared.check()
+        present = self._agree()
+        if present is None:
+            return loss
+        self._fetch(self._update.prepare(present))
+        self._update.step(original, **options)
+        news = self._communicator.transport.meet(_PUBLISH, self._update.news(), self._describe)
+        if any(news):
+            self._update.share()
+        self._shared.mark_updated()
+        return loss
+
+    def _describe(self) -> str:
+        return f"the update of step {self.steps}"
+
+
+class CentralAveraged(CentralTraining):
+    """``central``: after ``backward()`` every worker has the averaged gradient, as with ``mirrored``."""
+
+    def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
+        self._exchange = GradientExchange(self._communicator, self._members, self._layout, on_nan)
+        self.collector = self._exchange.collector
+        return self._exchange.results
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return self._exchange.steps
+
+    def _agree(self) -> bytes | None:
+        if not self._exchange.before_step():
+            return None
+        present = self._exchange.sync_results()
+        # Others may still read parameters or gradients until they come here.
+        self._communicator.transport.meet(zlib.crc32(present), 0, self._describe)
+        return present
+
+
+class CentralFused(CentralTraining):
+    """``central(fused=True)``: slots are reduced slice by slice, straight into the update."""
+
+    def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
+        members, layout = self._members, self._layout
+        self.steps = 0
+        self._slots = self._communicator.buffer(layout.buckets, "gradients", result=False)
+        self.collector = Collector(
+            members.names, members.parameters, layout, [self._slots.mine], self._seal, check_finite=on_nan != "ignore"
+        )
+        self._judgement = Judgement(members.names, on_nan)
+        self._local = [LocalGradient.seal(view) for view in layout.views(self._slots.mine)]
+        self._payload = 0
+        self._number = zlib.crc32(repr(members.describe()).encode())
+        # Only this worker's slices are ever touched, and memory that is not touched is not taken.
+        self._averages = [torch.empty(bucket.count, dtype=bucket.dtype) for bucket in layout.buckets]
+        return self._averages
+
+    def _seal(self) -> None:
+        self._members.check_homes()
+        self._payload = self.collector.payload()
+        missing = self.collector.missing
+        for parameter, local, absent in zip(self._members.parameters, self._local, missing, strict=True):
+            if not absent:
+                parameter.grad = local
+
+    def _agree(self) -> bytes | None:
+        check_exchanged(self.collector)
+        missing = bytearray(self.collector.missing)
+        for i, (parameter, local) in enumerate(zip(self._members.parameters, self._local, strict=True)):
+            if parameter.grad is None:
+                if not missing[i]:  # set to None after backward()
+                    missing[i] = 1
+                    self.collector.views[i].zero_()
+            elif parameter.grad is not local:
+                raise StrategyError(
+                    f"the gradient of {self._members.names[i]!r} was replaced, which strategy 'central(fused=True)' "
+                    "cannot honour: use --strategy central or mirrored"
+                )
+        self.collector.missing = bytes(missing)
+        self.steps += 1
+        payloads = self._communicator.transport.meet(
+            self._number, self.collector.repeat_payload(self._payload), self._describe
+        )
+        nonfinite, same = read_payloads(payloads)
+        self._judgement.record(nonfinite)
+        if not self._judgement.allows_step():
+            return None
+        if not same:
+            missing = bytearray(agree_on_missing(self._communicator, bytes(missing)))
+        return bytes(1 - absent for absent in missing)
+
+    def _fetch(self, ranges: list[Range]) -> None:
+        for bucket, start, end in ranges:
+            reduce_into(
+                self._averages[bucket][start:end], [slot[bucket][start:end] for slot in self._slots.slots], "mean"
+            )
+
+
+_PUBLISH = zlib.crc32(b"publish")

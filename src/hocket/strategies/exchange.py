@@ -1,0 +1,122 @@
+"""The exchange that ``mirrored`` and ``central`` share: after ``backward()``, ``p.grad`` is the average.
+
+The averages are private to the worker, in one flat buffer of which every ``p.grad`` is a view.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from hocket.comm.communicator import Communicator
+from hocket.comm.layout import Layout
+from hocket.errors import NonFiniteError, UsageError
+from hocket.strategies.collector import Collector, read_payloads
+from hocket.strategies.members import Members
+
+
+class Judgement:
+    """What is known of the last exchanged gradients, and what ``optimizer.step`` does about it."""
+
+    def __init__(self, names: Sequence[str], on_nan: str) -> None:
+        self._names, self._on_nan = names, on_nan
+        self._nonfinite: dict[int, int] = {}
+        self.skipped = 0
+
+    def record(self, nonfinite: dict[int, int]) -> None:
+        """Remember which rank had which parameter's gradient not finite; empty if all were fine."""
+        self._nonfinite = nonfinite
+
+    def allows_step(self) -> bool:
+        """Whether the step may be taken; raises if the user asked for that."""
+        if not self._nonfinite:
+            return True
+        where = "; ".join(f"rank {rank}: {self._names[number]!r}" for rank, number in self._nonfinite.items())
+        self._nonfinite = {}
+        if self._on_nan == "raise":
+            raise NonFiniteError(
+                f"a gradient is NaN or infinite ({where}), and no parameter has been changed by it: lower the "
+                "learning rate, clip gradients, or continue without such steps by --on-nan skip"
+            )
+        self.skipped += 1
+        return False
+
+
+class GradientExchange:
+    """Averages the gradients of ``members`` over all ranks at the end of each backward pass."""
+
+    def __init__(self, communicator: Communicator, members: Members, layout: Layout, on_nan: str) -> None:
+        self.members, self.layout = members, layout
+        self.steps = 0
+        self.judgement = Judgement(members.names, on_nan)
+        self._communicator = communicator
+        self._averager = communicator.averager(layout)
+        self.results = self._averager.results
+        self._result_views = layout.views(self.results)
+        self.collector = Collector(
+            members.names,
+            members.parameters,
+            layout,
+            self._averager.all_slots,
+            self._exchange,
+            check_finite=on_nan != "ignore",
+        )
+        self._number = zlib.crc32(repr(members.describe()).encode())
+
+    def describe(self) -> str:
+        return f"the gradient exchange of step {self.steps + 1}"
+
+    def sync_results(self) -> bytes:
+        """Before an update from ``results``: bring in what the user put in place of a gradient.
+
+        Returns:
+            One byte per parameter: whether it has a gradient.
+        """
+        present = bytearray(len(self._result_views))
+        for i, (parameter, view) in enumerate(zip(self.members.parameters, self._result_views, strict=True)):
+            gradient = parameter.grad
+            if gradient is not None:
+                present[i] = 1
+                if gradient is not view:
+                    view.copy_(gradient)
+        return bytes(present)
+
+    def before_step(self) -> bool:
+        """Whether ``optimizer.step`` may go on; raises if gradients were never exchanged."""
+        check_exchanged(self.collector)
+        return self.judgement.allows_step()
+
+    def _exchange(self) -> None:
+        self.members.check_homes()
+        payloads = self._averager.average(self._number, self.collector.payload(), self.describe)
+        self.collector.use(self._averager.slots)
+        self.steps += 1
+        nonfinite, same = read_payloads(payloads)
+        self.judgement.record(nonfinite)
+        missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
+        parameters, views = self.members.parameters, self._result_views
+        if 1 in missing:
+            for parameter, view, absent in zip(parameters, views, missing, strict=True):
+                if not absent:
+                    parameter.grad = view
+        else:
+            for parameter, view in zip(parameters, views, strict=True):
+                parameter.grad = view
+
+
+def agree_on_missing(communicator: Communicator, missing: bytes) -> bytes:
+    """The parameters that have no gradient on any rank."""
+    everyone = [int.from_bytes(part, "little") for part in communicator.gather_bytes(missing)]
+    common = everyone[0]
+    for part in everyone[1:]:
+        common &= part
+    return common.to_bytes(len(missing), "little")
+
+
+def check_exchanged(collector: Collector) -> None:
+    """Raise if the last backward pass before a step was held back by ``accumulate``."""
+    if collector.passes:
+        raise UsageError(
+            f"optimizer.step() after {collector.passes} backward passes inside hocket.accumulate(), none of them "
+            "exchanged: run the last backward pass before a step outside of it"
+        )

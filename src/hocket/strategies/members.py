@@ -1,0 +1,92 @@
+"""The parameters that train together: those of the model and those only the optimizer knows."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.errors import SharedCopyError, UsageError
+from hocket.strategies.collector import LARGE
+
+_SUPPORTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class Members:
+    """Each parameter once (tied ones too), by optimizer group and type, small ones before large ones.
+
+    Attributes:
+        names: The model's names for them; ``optimizer[i]`` for the ``i``-th one that only the optimizer knows.
+        groups: The number of the optimizer group that each is in, or -1.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        named = {id(p): (name, p) for name, p in model.named_parameters()}
+        group_of: dict[int, int] = {}
+        extra = 0
+        for number, group in enumerate(optimizer.param_groups if optimizer else ()):
+            for parameter in group["params"]:
+                group_of[id(parameter)] = number
+                if id(parameter) not in named:
+                    named[id(parameter)] = (f"optimizer[{extra}]", parameter)
+                    extra += 1
+        last = len(named)
+        ordered = sorted(
+            named.values(),
+            key=lambda np: (group_of.get(id(np[1]), last), str(np[1].dtype), np[1].numel() >= LARGE),
+        )
+        self.names = [name for name, _ in ordered]
+        self.parameters = [parameter for _, parameter in ordered]
+        self.groups = [group_of.get(id(parameter), -1) for parameter in self.parameters]
+        self._optimized = sum(group >= 0 for group in self.groups)
+        self.index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        self._check_supported()
+        homes = {
+            id(p): (module._parameters, name)
+            for module in model.modules()
+            for name, p in module._parameters.items()
+            if p is not None
+        }
+        self._homes = [(*homes[id(p)], p, p.dtype) for p in self.parameters if id(p) in homes]
+
+    def describe(self) -> list[tuple[str, list[int], str, bool]]:
+        """What must be equal on all ranks: names, shapes, types, and which ones are trained."""
+        return [
+            (name, list(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad)
+            for name, p in zip(self.names, self.parameters, strict=True)
+        ]
+
+    def check_homes(self) -> None:
+        """Raise if a module no longer holds the parameter that is exchanged, or holds it in another type."""
+        for home, name, parameter, dtype in self._homes:
+            if home.get(name) is not parameter or parameter.dtype is not dtype:
+                raise SharedCopyError(
+                    f"parameter {self.names[self.index[id(parameter)]]!r} was replaced or changed its type after "
+                    "hocket.distribute(): call model.to(…) and load_state_dict(assign=True) before it, or load "
+                    "without assign=True"
+                )
+
+    def check_groups(self, optimizer: Optimizer) -> None:
+        """Raise if the optimizer has got parameters since ``distribute``."""
+        if sum(len(group["params"]) for group in optimizer.param_groups) != self._optimized:
+            raise UsageError(
+                "the optimizer's parameter groups have changed since hocket.distribute(): add all groups before it "
+                "(frozen parameters may be unfrozen later)"
+            )
+
+    def _check_supported(self) -> None:
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise UsageError(
+                    f"parameter {name!r} is lazy and has no shape yet: run the model once before hocket.distribute()"
+                )
+            if parameter.device.type != "cpu":
+                raise UsageError(
+                    f"parameter {name!r} is on {parameter.device}: Hocket trains on CPU for now, call model.cpu() "
+                    "before hocket.distribute()"
+                )
+            if parameter.dtype not in _SUPPORTED:
+                raise UsageError(
+                    f"parameter {name!r} has type {parameter.dtype}: the types that can be averaged are "
+                    + ", ".join(str(d).removeprefix("torch.") for d in _SUPPORTED)
+                )

@@ -1,0 +1,49 @@
+"""``mirrored``: every worker has a replica, gradients are averaged, all replicas take the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.comm.layout import Layout
+from hocket.strategies.base import Step, Strategy, wrap_step
+from hocket.strategies.exchange import GradientExchange
+from hocket.strategies.forward_hooks import ForwardHooks
+from hocket.strategies.members import Members
+
+
+class MirroredTraining(Strategy):
+    """The user's optimizer runs as it is, on gradients that are the same everywhere."""
+
+    def __init__(
+        self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
+    ) -> None:
+        self._exchange = GradientExchange(communicator, members, Layout(members.parameters), on_nan)
+        self.collector = self._exchange.collector
+        self._optimizer, self._members = optimizer, members
+        ForwardHooks(model, self.collector)
+        if optimizer is not None:
+            wrap_step(optimizer, self._step)
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return self._exchange.steps
+
+    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        optimizer = self._optimizer
+        assert optimizer is not None
+        self._members.check_groups(optimizer)
+        if closure is None:
+            return original(**options) if self._exchange.before_step() else None
+
+        def judged() -> Any:
+            loss = closure()
+            if not self._exchange.before_step():
+                optimizer.zero_grad(set_to_none=True)
+            return loss
+
+        return original(judged, **options)

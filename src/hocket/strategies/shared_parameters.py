@@ -1,0 +1,68 @@
+"""One copy of a model's parameters per host, in memory that all of its workers map."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hocket.comm.layout import Layout
+from hocket.comm.shared import SharedCommunicator
+from hocket.errors import SharedCopyError
+from hocket.strategies.members import Members
+
+
+class SharedParameters:
+    """Moves the parameters of ``members`` to shared memory, in place, with rank 0's values.
+
+    Attributes:
+        flats: All parameters as flat tensors, one per bucket of the layout.
+    """
+
+    def __init__(self, communicator: SharedCommunicator, model: nn.Module, members: Members, layout: Layout) -> None:
+        self._members = members
+        self.flats = []
+        homes: list[torch.Tensor] = []
+        for number, bucket in enumerate(layout.buckets):
+            places = [place for place in layout.places if place.bucket == number]
+            flat, views = communicator.one_copy(bucket.dtype, bucket.count, places, "parameters")
+            self.flats.append(flat)
+            homes += views
+        # Buckets are filled in the order of the parameters; bring the views back to it.
+        by_bucket = sorted(range(len(layout.places)), key=lambda i: layout.places[i].bucket)
+        homes = [home for _, home in sorted(zip(by_bucket, homes, strict=True), key=lambda pair: pair[0])]
+        if communicator.rank == 0:
+            for home, parameter in zip(homes, members.parameters, strict=True):
+                home.copy_(parameter.detach())
+        communicator.barrier("hocket.distribute()")
+        for home, parameter in zip(homes, members.parameters, strict=True):
+            parameter.data = home
+        self._pointers = [parameter.data_ptr() for parameter in members.parameters]
+        self.accept_writes()
+        model.register_load_state_dict_post_hook(lambda *_: self.accept_writes())
+
+    def accept_writes(self) -> None:
+        """Take the parameters as they are now: every rank has written the same to them, as in load_state_dict."""
+        self._versions = [parameter._version for parameter in self._members.parameters]
+
+    def mark_updated(self) -> None:
+        """Tell autograd that the values have changed, so that a graph from before is not used again."""
+        torch.autograd.graph.increment_version(self._members.parameters)
+        self._versions = [version + 1 for version in self._versions]
+
+    def check(self) -> None:
+        """Raise if a parameter has left the shared copy or was written to by the script."""
+        members = self._members
+        for name, parameter, pointer, version in zip(
+            members.names, members.parameters, self._pointers, self._versions, strict=True
+        ):
+            if parameter.data_ptr() != pointer:
+                raise SharedCopyError(
+                    f"parameter {name!r} has left the copy that strategy 'central' shares: do not call model.to(…), "
+                    "share_memory() or load_state_dict(assign=True), nor set p.data, after hocket.distribute()"
+                )
+            if parameter._version != version:
+                raise SharedCopyError(
+                    f"parameter {name!r} was written to in place by the script, which with strategy 'central' every "
+                    "worker does to the same copy: write before hocket.distribute(), in load_state_dict(), or "
+                    "use --strategy mirrored"
+                )

@@ -1,0 +1,70 @@
+"""The transport of one host: workers map the same memory and meet at a gate."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from hocket.errors import JobError
+from hocket.transport import handoff
+from hocket.transport.area import Area
+from hocket.transport.gate import Description, Gate, ranks, signature
+
+
+class SharedMemory:
+    """A group of workers on one host. Made by ``join``; every method is called by all of them together."""
+
+    def __init__(self, gate: Gate, connections: dict[int, socket.socket]) -> None:
+        self.gate = gate
+        self.rank, self.size = gate.rank, gate.size
+        self._connections = connections  # of rank 0: to every peer; of the others: to rank 0
+
+    @classmethod
+    def join(cls, name: str, rank: int, size: int, timeout: float) -> SharedMemory:
+        """Become ``rank`` of ``size`` in the group ``name``; blocks until all are there or ``timeout``.
+
+        ``name`` is the abstract socket on which rank 0 hands out the memory; it is the same on all ranks.
+        """
+        deadline = time.monotonic() + timeout
+        if rank == 0:
+            with handoff.listen(name, size) as server:
+                connections = handoff.accept(server, size - 1, deadline)
+            absent = [r for r in range(1, size) if r not in connections]
+            if absent:
+                raise JobError(f"{ranks(absent)} did not reach hocket.init() within {timeout:g} s: see their output")
+            area = Area.create(Gate.nbytes(size), "gate")
+            for connection in connections.values():
+                handoff.give(connection, area.descriptor)
+        else:
+            connections = {0: handoff.connect(name, rank, deadline)}
+            area = Area(handoff.take(connections[0]))
+        for connection in connections.values():
+            connection.settimeout(timeout)
+        area.close_descriptor()
+        gate = Gate(area, rank, size, timeout)
+        gate.meet(0, 0, "hocket.init()")
+        gate.watch_peers()
+        return cls(gate, connections)
+
+    def meet(self, number: int, payload: int, what: Description) -> list[int]:
+        """See ``Gate.meet``."""
+        return self.gate.meet(number, payload, what)
+
+    def allocate(self, nbytes: int, purpose: str) -> Area:
+        """Get one new area of ``nbytes`` that all ranks map."""
+        what = f"sharing {nbytes:,} bytes for {purpose}"
+        self.gate.meet(signature(what), 0, what)
+        if self.rank == 0:
+            area = Area.create(nbytes, purpose)
+            for connection in self._connections.values():
+                handoff.give(connection, area.descriptor)
+        else:
+            area = Area(handoff.take(self._connections[0]))
+        area.close_descriptor()
+        return area
+
+    def leave(self, failed: bool) -> None:
+        """Say goodbye: whoever still waits for this rank is told how it ended."""
+        self.gate.leave(failed)
+        for connection in self._connections.values():
+            connection.close()

@@ -1,0 +1,16 @@
+"""The public surface, by name."""
+
+import hocket
+
+
+def test_public_names() -> None:
+    assert hocket.__all__ == [
+        "Central", "HocketError", "Mirrored", "accumulate", "allgather", "allreduce", "barrier", "broadcast",
+        "distribute", "init", "local_rank", "rank", "scale_lr", "size",
+    ]  # fmt: skip
+    for name in hocket.__all__:
+        assert getattr(hocket, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(hocket, "allreduce_")
