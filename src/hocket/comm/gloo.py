@@ -66,7 +66,8 @@ class GlooCommunicator(Communicator):
         return GlooAverager(self, layout)
 
     def leave(self, failed: bool) -> None:
-        """Nothing to say: Gloo's peers notice the closed connections."""
+        """Close the connections: Gloo's peers notice."""
+        self._group.close()
 
     def reduce(self, tensor: torch.Tensor, operation: str) -> None:
         """All-reduce without comparing first; types of less than 32 bits are summed in float32."""

@@ -165,8 +165,8 @@ class SharedCommunicator(Communicator):
 
     def _reserve(self, nbytes: int) -> SharedBuffer:
         """The scratch buffer for the next collective; the two alternate, so a fast rank does not overwrite."""
-        if nbytes > self._scratch_bytes:
-            self._scratch_bytes = max(1 << 16, 1 << (nbytes - 1).bit_length())
+        if nbytes > self._scratch_bytes or not self._scratch:
+            self._scratch_bytes = max(1 << 16, 1 << nbytes.bit_length())
             bucket = [Bucket(torch.uint8, self._scratch_bytes)]
             self._scratch = [self.buffer(bucket, "collectives", result=True) for _ in range(2)]
         self._scratch.reverse()

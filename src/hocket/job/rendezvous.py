@@ -11,7 +11,7 @@ from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
 from hocket.errors import UsageError
 from hocket.transport import futex, handoff
-from hocket.transport.process_group import ProcessGroup, open_store
+from hocket.transport.process_group import ProcessGroup, Store, open_store
 from hocket.transport.shared_memory import SharedMemory
 
 
@@ -28,7 +28,8 @@ def join(config: Config) -> Communicator:
         if config.transport == "auto" and config.rank == 0:
             print("hocket: shared memory needs x86-64 Linux; using Gloo, which is slower", file=sys.stderr)
         return GlooCommunicator(ProcessGroup(_open_store(config), config.rank, config.size, config.timeout))
-    name = config.rendezvous or _announce(config)
+    store = None if config.rendezvous else _open_store(config)  # rank 0's serves the others until all have joined
+    name = config.rendezvous or _announce(store, config)
     return SharedCommunicator(SharedMemory.join(name, config.rank, config.size, config.timeout))
 
 
@@ -45,22 +46,17 @@ def _check(config: Config) -> None:
         )
 
 
-def _announce(config: Config) -> str:
+def _announce(store: Store | None, config: Config) -> str:
     """Under torchrun: rank 0 tells the others its socket through the job's store."""
-    store = _open_store(config)
+    assert store is not None
     key = f"hocket/socket/{config.restart}"
     if config.rank == 0:
         store.set(key, handoff.new_name())
     return bytes(store.get(key)).decode()
 
 
-_stores: list[object] = []  # rank 0's store serves the others as long as its process lives
-
-
-def _open_store(config: Config):  # type: ignore[no-untyped-def]
+def _open_store(config: Config) -> Store:
     if config.port is None:
         raise UsageError("WORLD_SIZE is set but MASTER_PORT is not: start the script with hocket run or torchrun")
     host = config.rank == 0 and not config.store_is_hosted
-    store = open_store(config.address, config.port, host=host, timeout=config.timeout)
-    _stores.append(store)
-    return store
+    return open_store(config.address, config.port, host=host, timeout=config.timeout)

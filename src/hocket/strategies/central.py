@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable
@@ -124,36 +125,42 @@ class CentralFused(CentralTraining):
     def _seal(self) -> None:
         self._members.check_homes()
         self._payload = self.collector.payload()
-        missing = self.collector.missing
-        for parameter, local, absent in zip(self._members.parameters, self._local, missing, strict=True):
+        if 1 not in self.collector.missing:
+            for parameter, local in zip(self._members.parameters, self._local, strict=True):
+                parameter.grad = local
+            return
+        for parameter, local, absent in zip(self._members.parameters, self._local, self.collector.missing, strict=True):
             if not absent:
                 parameter.grad = local
 
     def _agree(self) -> bytes | None:
         check_exchanged(self.collector)
+        gradients = [parameter.grad for parameter in self._members.parameters]
+        if 1 in self.collector.missing or not all(map(operator.is_, gradients, self._local)):
+            self._note_changes(gradients)
+        self.steps += 1
+        payload = self.collector.repeat_payload(self._payload)
+        nonfinite, same = read_payloads(self._communicator.transport.meet(self._number, payload, self._describe))
+        self._judgement.record(nonfinite)
+        if not self._judgement.allows_step():
+            return None
+        missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
+        return missing.translate(_NOT)
+
+    def _note_changes(self, gradients: list[torch.Tensor | None]) -> None:
+        """Follow a script that set gradients to None after ``backward()``; it can do nothing else with them."""
         missing = bytearray(self.collector.missing)
-        for i, (parameter, local) in enumerate(zip(self._members.parameters, self._local, strict=True)):
-            if parameter.grad is None:
-                if not missing[i]:  # set to None after backward()
+        for i, (gradient, local) in enumerate(zip(gradients, self._local, strict=True)):
+            if gradient is None:
+                if not missing[i]:
                     missing[i] = 1
                     self.collector.views[i].zero_()
-            elif parameter.grad is not local:
+            elif gradient is not local:
                 raise StrategyError(
                     f"the gradient of {self._members.names[i]!r} was replaced, which strategy 'central(fused=True)' "
                     "cannot honour: use --strategy central or mirrored"
                 )
         self.collector.missing = bytes(missing)
-        self.steps += 1
-        payloads = self._communicator.transport.meet(
-            self._number, self.collector.repeat_payload(self._payload), self._describe
-        )
-        nonfinite, same = read_payloads(payloads)
-        self._judgement.record(nonfinite)
-        if not self._judgement.allows_step():
-            return None
-        if not same:
-            missing = bytearray(agree_on_missing(self._communicator, bytes(missing)))
-        return bytes(1 - absent for absent in missing)
 
     def _fetch(self, ranges: list[Range]) -> None:
         for bucket, start, end in ranges:
@@ -163,3 +170,4 @@ class CentralFused(CentralTraining):
 
 
 _PUBLISH = zlib.crc32(b"publish")
+_NOT = bytes((1, 0)) + bytes(254)

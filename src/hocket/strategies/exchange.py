@@ -5,6 +5,7 @@ The averages are private to the worker, in one flat buffer of which every ``p.gr
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Sequence
 
@@ -72,9 +73,11 @@ class GradientExchange:
         Returns:
             One byte per parameter: whether it has a gradient.
         """
-        present = bytearray(len(self._result_views))
-        for i, (parameter, view) in enumerate(zip(self.members.parameters, self._result_views, strict=True)):
-            gradient = parameter.grad
+        gradients = [parameter.grad for parameter in self.members.parameters]
+        if all(map(operator.is_, gradients, self._result_views)):
+            return b"\1" * len(gradients)
+        present = bytearray(len(gradients))
+        for i, (gradient, view) in enumerate(zip(gradients, self._result_views, strict=True)):
             if gradient is not None:
                 present[i] = 1
                 if gradient is not view:
@@ -95,13 +98,16 @@ class GradientExchange:
         self.judgement.record(nonfinite)
         missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
         parameters, views = self.members.parameters, self._result_views
-        if 1 in missing:
-            for parameter, view, absent in zip(parameters, views, missing, strict=True):
-                if not absent:
+        try:
+            if 1 in missing:
+                for parameter, view, absent in zip(parameters, views, missing, strict=True):
+                    if not absent:
+                        parameter.grad = view
+            else:
+                for parameter, view in zip(parameters, views, strict=True):
                     parameter.grad = view
-        else:
-            for parameter, view in zip(parameters, views, strict=True):
-                parameter.grad = view
+        except RuntimeError:  # a gradient must have the type and shape of its parameter
+            self.members.raise_replaced(parameter)
 
 
 def agree_on_missing(communicator: Communicator, missing: bytes) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import NoReturn
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -47,7 +50,9 @@ class Members:
             for name, p in module._parameters.items()
             if p is not None
         }
-        self._homes = [(*homes[id(p)], p, p.dtype) for p in self.parameters if id(p) in homes]
+        self._housed = [p for p in self.parameters if id(p) in homes]
+        self._homes = [homes[id(p)][0] for p in self._housed]
+        self._home_names = [homes[id(p)][1] for p in self._housed]
 
     def describe(self) -> list[tuple[str, list[int], str, bool]]:
         """What must be equal on all ranks: names, shapes, types, and which ones are trained."""
@@ -57,14 +62,17 @@ class Members:
         ]
 
     def check_homes(self) -> None:
-        """Raise if a module no longer holds the parameter that is exchanged, or holds it in another type."""
-        for home, name, parameter, dtype in self._homes:
-            if home.get(name) is not parameter or parameter.dtype is not dtype:
-                raise SharedCopyError(
-                    f"parameter {self.names[self.index[id(parameter)]]!r} was replaced or changed its type after "
-                    "hocket.distribute(): call model.to(…) and load_state_dict(assign=True) before it, or load "
-                    "without assign=True"
-                )
+        """Raise if a module no longer holds the parameter that is exchanged."""
+        if not all(map(operator.is_, map(dict.get, self._homes, self._home_names), self._housed)):
+            strangers = zip(self._homes, self._home_names, self._housed, strict=True)
+            self.raise_replaced(next(p for home, name, p in strangers if home.get(name) is not p))
+
+    def raise_replaced(self, parameter: nn.Parameter) -> NoReturn:
+        """The error for a parameter that is no longer what it was when it was distributed."""
+        raise SharedCopyError(
+            f"parameter {self.names[self.index[id(parameter)]]!r} was replaced or changed its type after "
+            "hocket.distribute(): call model.to(…) and load_state_dict(assign=True) before it"
+        )
 
     def check_groups(self, optimizer: Optimizer) -> None:
         """Raise if the optimizer has got parameters since ``distribute``."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import NoReturn
+
 import torch
 from torch import nn
 
@@ -42,27 +45,36 @@ class SharedParameters:
 
     def accept_writes(self) -> None:
         """Take the parameters as they are now: every rank has written the same to them, as in load_state_dict."""
-        self._versions = [parameter._version for parameter in self._members.parameters]
+        self._versions = list(map(_version, self._members.parameters))
 
     def mark_updated(self) -> None:
         """Tell autograd that the values have changed, so that a graph from before is not used again."""
         torch.autograd.graph.increment_version(self._members.parameters)
-        self._versions = [version + 1 for version in self._versions]
+        self.accept_writes()
 
     def check(self) -> None:
         """Raise if a parameter has left the shared copy or was written to by the script."""
         members = self._members
-        for name, parameter, pointer, version in zip(
-            members.names, members.parameters, self._pointers, self._versions, strict=True
-        ):
-            if parameter.data_ptr() != pointer:
-                raise SharedCopyError(
-                    f"parameter {name!r} has left the copy that strategy 'central' shares: do not call model.to(…), "
-                    "share_memory() or load_state_dict(assign=True), nor set p.data, after hocket.distribute()"
-                )
-            if parameter._version != version:
-                raise SharedCopyError(
-                    f"parameter {name!r} was written to in place by the script, which with strategy 'central' every "
-                    "worker does to the same copy: write before hocket.distribute(), in load_state_dict(), or "
-                    "use --strategy mirrored"
-                )
+        if list(map(torch.Tensor.data_ptr, members.parameters)) != self._pointers:
+            self._raise_left()
+        if list(map(_version, members.parameters)) != self._versions:
+            self._raise_written()
+
+    def _raise_left(self) -> NoReturn:
+        members = zip(self._members.names, self._members.parameters, self._pointers, strict=True)
+        name = next(name for name, parameter, pointer in members if parameter.data_ptr() != pointer)
+        raise SharedCopyError(
+            f"parameter {name!r} has left the copy that strategy 'central' shares: do not call model.to(…), "
+            "share_memory() or load_state_dict(assign=True), nor set p.data, after hocket.distribute()"
+        )
+
+    def _raise_written(self) -> NoReturn:
+        members = zip(self._members.names, self._members.parameters, self._versions, strict=True)
+        name = next(name for name, parameter, version in members if parameter._version != version)
+        raise SharedCopyError(
+            f"parameter {name!r} was written to in place by the script, which with strategy 'central' every worker "
+            "does to the same copy: write before hocket.distribute(), in load_state_dict(), or use --strategy mirrored"
+        )
+
+
+_version = operator.attrgetter("_version")

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import Store as Store
 
 from hocket.errors import DeadlineExceeded, WorkerLost
 
@@ -37,7 +38,7 @@ class ProcessGroup:
         self.waited = 0.0
         self._timeout = timeout
         options = timedelta(seconds=timeout)
-        self._group = self._guard(lambda: dist.ProcessGroupGloo(PrefixStore("hocket", store), rank, size, options))
+        self._group: Any = self._guard(lambda: dist.ProcessGroupGloo(PrefixStore("hocket", store), rank, size, options))
 
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
         options = dist.AllreduceOptions()
@@ -53,6 +54,10 @@ class ProcessGroup:
         options = dist.BroadcastOptions()
         options.rootRank = root
         self._run(lambda: self._group.broadcast([tensor], options))
+
+    def close(self) -> None:
+        """Give back the ports."""
+        self._group = None
 
     def _run(self, start: Callable[[], Any]) -> None:
         before = time.monotonic()

@@ -1,0 +1,101 @@
+"""Fixtures of all tests; one of them fails any test that leaves something behind."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pool import Pool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    shared = Pool()
+    yield shared
+    shared.close()
+
+
+def _children(pid: int) -> set[int]:
+    found: set[int] = set()
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    todo = [pid]
+    while todo:
+        for child in parents.get(todo.pop(), []):
+            found.add(child)
+            todo.append(child)
+    return found
+
+
+def _marked() -> set[int]:
+    """Processes of any job, children of ours or not."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if b"\0HOCKET_JOB=" in b"\0" + entry.read_bytes():
+                found.add(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def _ports() -> set[str]:
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    listening = {f"tcp {fields[1]}" for fields in lines if fields[3] == "0A"}
+    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@hocket-" in line}
+    return listening | sockets
+
+
+def _state(pool_pids: set[int]) -> dict[str, set[object]]:
+    return {
+        "processes": {p for p in _children(os.getpid()) if p not in pool_pids} | _marked(),
+        "threads": {thread.name for thread in threading.enumerate()},
+        "shared memory": set(Path("/dev/shm").iterdir()),
+        "ports": set(_ports()),
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(pool: Pool) -> Iterator[None]:
+    """Five seconds after a test nothing may be there that was not there before."""
+    before = _state(set(pool.pids()))
+    yield
+    deadline = time.monotonic() + 5
+    while True:
+        # The pool's own processes may have grown in number, and multiprocessing keeps one to count its resources.
+        known = {p for pid in pool.pids() for p in (pid, *_children(pid))} | _trackers()
+        after = _state(known)
+        new = {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind]}
+        if not new:
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {new}")
+        time.sleep(0.05)
+
+
+def _trackers() -> set[int]:
+    from multiprocessing import resource_tracker
+
+    pid = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    return {pid} if pid else set()
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

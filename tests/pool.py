@@ -1,0 +1,127 @@
+"""Worker processes that tests share: importing torch takes 1.5 s, so they are started once.
+
+A test runs a function of its module on the first P of them, each time as a new group with a new runtime.
+"""
+
+import importlib
+import multiprocessing
+import secrets
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+MOST = 5
+DEADLINE = 60.0
+
+
+class RemoteError(Exception):
+    """What a worker raised; ``text`` is its traceback, ``kind`` the name of the exception."""
+
+    def __init__(self, rank: int, kind: str, message: str, text: str) -> None:
+        super().__init__(f"rank {rank}: {kind}: {message}\n{text}")
+        self.rank, self.kind, self.message = rank, kind, message
+
+
+@dataclass
+class Member:
+    process: Any
+    pipe: Connection
+
+
+class Pool:
+    """Up to ``MOST`` processes, started when first needed."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._members: list[Member] = []
+
+    def pids(self) -> list[int]:
+        return [member.process.pid for member in self._members]
+
+    def run(self, size: int, function: Callable[..., Any], *args: Any, **settings: Any) -> list[Any]:
+        """``function(*args)`` on ``size`` workers; the results by rank, or the first error."""
+        results = self.outcomes(size, function, *args, **settings)
+        for result in results:
+            if isinstance(result, RemoteError) and result.kind != "WorkerLost":
+                raise result
+        for result in results:
+            if isinstance(result, RemoteError):
+                raise result
+        return results
+
+    def outcomes(
+        self, size: int, function: Callable[..., Any], *args: Any, dead: int | None = None, **settings: Any
+    ) -> list[Any]:
+        """As ``run``, with a ``RemoteError`` in place of the result of a rank that raised."""
+        self._grow(size)
+        name = f"hocket-{secrets.token_hex(8)}"
+        for rank, member in enumerate(self._members[:size]):
+            fields = {"rank": rank, "size": size, "local_rank": rank, "local_size": size, "rendezvous": name, **settings}
+            member.pipe.send((function.__module__, function.__qualname__, args, fields))
+        results: list[Any] = []
+        for rank, member in enumerate(self._members[:size]):
+            if not member.pipe.poll(DEADLINE):
+                self.close()
+                raise TimeoutError(f"rank {rank} of {size} did not finish {function.__qualname__}")
+            results.append(("result", None) if rank == dead else member.pipe.recv())
+        return [RemoteError(rank, *r[1]) if r[0] == "error" else r[1] for rank, r in enumerate(results)]
+
+    def outcomes_with_death(self, size: int, function: Callable[..., Any], dead: int) -> list[Any]:
+        """As ``outcomes``, where rank ``dead`` dies; it is replaced for the tests that follow."""
+        self._grow(size)
+        try:
+            return self.outcomes(size, function, dead=dead)
+        finally:
+            member = self._members[dead]
+            member.process.join()
+            member.pipe.close()
+            self._members[dead] = self._start()
+
+    def close(self) -> None:
+        for member in self._members:
+            member.process.kill()
+            member.process.join()
+            member.pipe.close()
+        self._members = []
+
+    def _grow(self, size: int) -> None:
+        while len(self._members) < size:
+            self._members.append(self._start())
+
+    def _start(self) -> Member:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs, [str(Path(__file__).parent)]))
+        process.start()
+        theirs.close()
+        return Member(process, ours)
+
+
+def _serve(pipe: Connection, paths: list[str]) -> None:
+    import torch
+
+    from hocket.config import Config
+    from hocket.job import rendezvous, runtime
+
+    sys.path[:0] = paths
+    torch.set_num_threads(1)
+    while True:
+        try:
+            module, name, args, fields = pipe.recv()
+        except EOFError:
+            return
+        try:
+            config = Config(**{"timeout": 20.0, **fields})
+            torch.manual_seed(config.rank)
+            runtime._current = runtime.Runtime(config, rendezvous.join(config))
+            result = getattr(importlib.import_module(module), name)(*args)
+            answer: tuple[str, Any] = ("result", result)
+        except BaseException as error:
+            answer = ("error", (type(error).__name__, str(error), traceback.format_exc()))
+        if runtime._current is not None:
+            runtime._current.communicator.leave(answer[0] == "error")
+        runtime._current = None
+        pipe.send(answer)
