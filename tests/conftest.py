@@ -52,7 +52,9 @@ def _marked() -> set[int]:
 
 
 def _ports() -> set[str]:
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
     listening = {f"tcp {fields[1]}" for fields in lines if fields[3] == "0A"}
     sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@hocket-" in line}
     return listening | sockets

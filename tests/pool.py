@@ -3,6 +3,7 @@
 A test runs a function of its module on the first P of them, each time as a new group with a new runtime.
 """
 
+import faulthandler
 import importlib
 import multiprocessing
 import secrets
@@ -60,14 +61,25 @@ class Pool:
         self._grow(size)
         name = f"hocket-{secrets.token_hex(8)}"
         for rank, member in enumerate(self._members[:size]):
-            fields = {"rank": rank, "size": size, "local_rank": rank, "local_size": size, "rendezvous": name, **settings}
+            fields = {
+                "rank": rank,
+                "size": size,
+                "local_rank": rank,
+                "local_size": size,
+                "rendezvous": name,
+                **settings,
+            }
             member.pipe.send((function.__module__, function.__qualname__, args, fields))
         results: list[Any] = []
         for rank, member in enumerate(self._members[:size]):
             if not member.pipe.poll(DEADLINE):
                 self.close()
                 raise TimeoutError(f"rank {rank} of {size} did not finish {function.__qualname__}")
-            results.append(("result", None) if rank == dead else member.pipe.recv())
+            try:
+                results.append(("result", None) if rank == dead else member.pipe.recv())
+            except EOFError:
+                self.close()
+                raise RuntimeError(f"rank {rank} of {size} died in {function.__qualname__}") from None
         return [RemoteError(rank, *r[1]) if r[0] == "error" else r[1] for rank, r in enumerate(results)]
 
     def outcomes_with_death(self, size: int, function: Callable[..., Any], dead: int) -> list[Any]:
@@ -105,8 +117,10 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
 
     from hocket.config import Config
     from hocket.job import rendezvous, runtime
+    from hocket.transport.gate import STACK_SIGNAL
 
     sys.path[:0] = paths
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
     torch.set_num_threads(1)
     while True:
         try:

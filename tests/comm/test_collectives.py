@@ -1,5 +1,6 @@
 """What collectives give, over shared memory, over Gloo and alone."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def test_wrong_use_is_told(pool: Pool, what: str, remedy: str) -> None:
 def test_slices_cover_everything_once(count: int, parts: int, dtype: torch.dtype) -> None:
     bounds = cut(count, dtype, parts)
     assert bounds[0][0] == 0 and bounds[-1][1] == count
-    assert all(a[1] == b[0] for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
     assert all(start * dtype.itemsize % 64 == 0 for start, end in bounds if end > start)
 
 

@@ -19,6 +19,7 @@ from hocket.transport.gate import signature
 from hocket.transport.shared_memory import SharedMemory
 
 DIRECT_BYTES = 1 << 15  # up to here the direct algorithm is faster for any number of ranks
+_SCRATCH = 1 << 20  # bytes per slot of the memory for collectives by hand; larger tensors go through it in parts
 
 
 class SharedBuffer:
@@ -88,7 +89,6 @@ class SharedCommunicator(Communicator):
         self.transport = transport
         self.rank, self.size = transport.rank, transport.size
         self._scratch: list[SharedBuffer] = []
-        self._scratch_bytes = 0
 
     @property
     def waited(self) -> float:
@@ -96,37 +96,45 @@ class SharedCommunicator(Communicator):
 
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
         what = f"allreduce of {_describe(tensor)}, {operation}"
-        buffer = self._reserve(tensor.nbytes)
-        flat = tensor.view(-1)
-        slots = [_as(s[0], tensor) for s in buffer.slots]
-        slots[self.rank].copy_(flat)
-        number = signature(what)
-        self.transport.meet(number, 0, what)
-        if self.size == 2 or tensor.nbytes <= DIRECT_BYTES:
-            reduce_into(flat, slots, operation)
-            return
-        result = _as(buffer.results[0], tensor)
-        start, end = cut(flat.numel(), tensor.dtype, self.size)[self.rank]
-        if end > start:
-            reduce_into(result[start:end], [s[start:end] for s in slots], operation)
-        self.transport.meet(number + 1, 0, what)
-        flat.copy_(result)
+        direct = self.size == 2 or tensor.nbytes <= DIRECT_BYTES
+        for part in self._parts(tensor):
+            buffer = self._reserve()
+            slots = [_as(s[0], part) for s in buffer.slots]
+            slots[self.rank].copy_(part)
+            number = signature(what)
+            self.transport.meet(number, 0, what)
+            if direct:
+                reduce_into(part, slots, operation)
+                continue
+            result = _as(buffer.results[0], part)
+            start, end = cut(part.numel(), part.dtype, self.size)[self.rank]
+            if end > start:
+                reduce_into(result[start:end], [s[start:end] for s in slots], operation)
+            self.transport.meet(number + 1, 0, what)
+            part.copy_(result)
 
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
         what = f"allgather of {_describe(tensor)}"
-        buffer = self._reserve(tensor.nbytes)
-        _as(buffer.mine[0], tensor).copy_(tensor.view(-1))
-        self.transport.meet(signature(what), 0, what)
-        return torch.stack([_as(s[0], tensor) for s in buffer.slots]).view(self.size, *tensor.shape)
+        gathered = tensor.new_empty(self.size, tensor.numel())
+        done = 0
+        for part in self._parts(tensor):
+            buffer = self._reserve()
+            _as(buffer.mine[0], part).copy_(part)
+            self.transport.meet(signature(what), 0, what)
+            for row, slot in zip(gathered, buffer.slots, strict=True):
+                row[done : done + part.numel()] = _as(slot[0], part)
+            done += part.numel()
+        return gathered.view(self.size, *tensor.shape)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         what = f"broadcast of {_describe(tensor)} from rank {root}"
-        buffer = self._reserve(tensor.nbytes)
-        if self.rank == root:
-            _as(buffer.mine[0], tensor).copy_(tensor.view(-1))
-        self.transport.meet(signature(what), 0, what)
-        if self.rank != root:
-            tensor.view(-1).copy_(_as(buffer.slots[root][0], tensor))
+        for part in self._parts(tensor):
+            buffer = self._reserve()
+            if self.rank == root:
+                _as(buffer.mine[0], part).copy_(part)
+            self.transport.meet(signature(what), 0, what)
+            if self.rank != root:
+                part.copy_(_as(buffer.slots[root][0], part))
 
     def barrier(self, what: str = "hocket.barrier()") -> None:
         self.transport.meet(signature(what), 0, what)
@@ -134,11 +142,9 @@ class SharedCommunicator(Communicator):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         what = "an exchange of descriptions"
         lengths = self.transport.meet(signature(what), len(data), what)
-        buffer = self._reserve(max(lengths))
-        if data:
-            buffer.mine[0][: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self.transport.meet(signature(what) + 1, 0, what)
-        return [bytes(slot[0][:length].tolist()) for slot, length in zip(buffer.slots, lengths, strict=True)]
+        padded = torch.frombuffer(bytearray(data.ljust(max(*lengths, 1), b"\0")), dtype=torch.uint8)
+        rows = self.allgather(padded)
+        return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
 
     def averager(self, layout: Layout) -> Averager:
         total = sum(b.nbytes for b in layout.buckets)
@@ -163,12 +169,15 @@ class SharedCommunicator(Communicator):
     def leave(self, failed: bool) -> None:
         self.transport.leave(failed)
 
-    def _reserve(self, nbytes: int) -> SharedBuffer:
-        """The scratch buffer for the next collective; the two alternate, so a fast rank does not overwrite."""
-        if nbytes > self._scratch_bytes or not self._scratch:
-            self._scratch_bytes = max(1 << 16, 1 << nbytes.bit_length())
-            bucket = [Bucket(torch.uint8, self._scratch_bytes)]
-            self._scratch = [self.buffer(bucket, "collectives", result=True) for _ in range(2)]
+    def _parts(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """``tensor`` flat, in parts that fit into the scratch memory (and, not by chance, into the cache)."""
+        flat = tensor.view(-1)
+        return flat.split(_SCRATCH // tensor.dtype.itemsize) if flat.nbytes > _SCRATCH else (flat,)
+
+    def _reserve(self) -> SharedBuffer:
+        """The scratch memory for the next meeting; two alternate, so that a fast rank does not overwrite one."""
+        if not self._scratch:
+            self._scratch = [self.buffer([Bucket(torch.uint8, _SCRATCH)], "collectives", result=True) for _ in range(2)]
         self._scratch.reverse()
         return self._scratch[0]
 

@@ -24,13 +24,13 @@ class ShardedLoader:
     """
 
     def __init__(self, runtime: Runtime, original: DataLoader[Any]) -> None:
+        _check(original)
         self.original = original
         self._runtime = runtime
         self._epoch = 0
         self._counts: deque[tuple[int, int]] = deque()
         self._generator = torch.Generator() if original.generator is not None else None
         self._is_stream = isinstance(original.dataset, IterableDataset)
-        _check(original)
         self._share_generators()
         self._inner = self._make_stream() if self._is_stream else self._make_indexed()
 

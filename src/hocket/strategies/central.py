@@ -19,10 +19,10 @@ from hocket.errors import StrategyError
 from hocket.strategies.base import Step, Strategy, wrap_step
 from hocket.strategies.collector import Collector, read_payloads
 from hocket.strategies.exchange import GradientExchange, Judgement, agree_on_missing, check_exchanged
-from hocket.strategies.forward_hooks import ForwardHooks
 from hocket.strategies.kinds import divides_by_elements
 from hocket.strategies.local_gradient import LocalGradient
 from hocket.strategies.members import Members
+from hocket.strategies.model_hooks import ModelHooks
 from hocket.strategies.shared_parameters import SharedParameters
 from hocket.strategies.slices import SlicedUpdate
 from hocket.strategies.update import Range, Update
@@ -40,14 +40,14 @@ class CentralTraining(Strategy):
         by_elements = divides_by_elements(optimizer)
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         self._layout = Layout(members.parameters)
-        self._shared = SharedParameters(communicator, model, members, self._layout)
+        self._shared = SharedParameters(communicator, members, self._layout)
         gradients = self._prepare_gradients(on_nan)
         self._update: Update = (
             SlicedUpdate(communicator, optimizer, members, self._layout, self._shared.flats, gradients)
             if by_elements
             else WholeUpdate(communicator, optimizer, members, self._layout, gradients)
         )
-        ForwardHooks(model, self.collector)
+        ModelHooks(model, self.collector, self._shared.accept_writes)
         wrap_step(optimizer, self._step)
 
     @abstractmethod
@@ -125,13 +125,7 @@ class CentralFused(CentralTraining):
     def _seal(self) -> None:
         self._members.check_homes()
         self._payload = self.collector.payload()
-        if 1 not in self.collector.missing:
-            for parameter, local in zip(self._members.parameters, self._local, strict=True):
-                parameter.grad = local
-            return
-        for parameter, local, absent in zip(self._members.parameters, self._local, self.collector.missing, strict=True):
-            if not absent:
-                parameter.grad = local
+        self._members.set_gradients(self._local, self.collector.missing)
 
     def _agree(self) -> bytes | None:
         check_exchanged(self.collector)

@@ -97,17 +97,7 @@ class GradientExchange:
         nonfinite, same = read_payloads(payloads)
         self.judgement.record(nonfinite)
         missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
-        parameters, views = self.members.parameters, self._result_views
-        try:
-            if 1 in missing:
-                for parameter, view, absent in zip(parameters, views, missing, strict=True):
-                    if not absent:
-                        parameter.grad = view
-            else:
-                for parameter, view in zip(parameters, views, strict=True):
-                    parameter.grad = view
-        except RuntimeError:  # a gradient must have the type and shape of its parameter
-            self.members.raise_replaced(parameter)
+        self.members.set_gradients(self._result_views, missing)
 
 
 def agree_on_missing(communicator: Communicator, missing: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import torch
@@ -33,6 +34,7 @@ class Members:
                 if id(parameter) not in named:
                     named[id(parameter)] = (f"optimizer[{extra}]", parameter)
                     extra += 1
+        self._check_supported(named.values())
         last = len(named)
         ordered = sorted(
             named.values(),
@@ -43,7 +45,6 @@ class Members:
         self.groups = [group_of.get(id(parameter), -1) for parameter in self.parameters]
         self._optimized = sum(group >= 0 for group in self.groups)
         self.index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        self._check_supported()
         homes = {
             id(p): (module._parameters, name)
             for module in model.modules()
@@ -65,9 +66,22 @@ class Members:
         """Raise if a module no longer holds the parameter that is exchanged."""
         if not all(map(operator.is_, map(dict.get, self._homes, self._home_names), self._housed)):
             strangers = zip(self._homes, self._home_names, self._housed, strict=True)
-            self.raise_replaced(next(p for home, name, p in strangers if home.get(name) is not p))
+            self._raise_replaced(next(p for home, name, p in strangers if home.get(name) is not p))
 
-    def raise_replaced(self, parameter: nn.Parameter) -> NoReturn:
+    def set_gradients(self, gradients: Sequence[torch.Tensor], missing: bytes) -> None:
+        """Let every parameter that is not ``missing`` (one byte each) have its gradient."""
+        try:
+            if 1 in missing:
+                for parameter, gradient, absent in zip(self.parameters, gradients, missing, strict=True):
+                    if not absent:
+                        parameter.grad = gradient
+            else:
+                for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                    parameter.grad = gradient
+        except RuntimeError:  # a gradient must have the type of its parameter
+            self._raise_replaced(parameter)
+
+    def _raise_replaced(self, parameter: nn.Parameter) -> NoReturn:
         """The error for a parameter that is no longer what it was when it was distributed."""
         raise SharedCopyError(
             f"parameter {self.names[self.index[id(parameter)]]!r} was replaced or changed its type after "
@@ -82,8 +96,9 @@ class Members:
                 "(frozen parameters may be unfrozen later)"
             )
 
-    def _check_supported(self) -> None:
-        for name, parameter in zip(self.names, self.parameters, strict=True):
+    @staticmethod
+    def _check_supported(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        for name, parameter in named:
             if isinstance(parameter, nn.parameter.UninitializedParameter):
                 raise UsageError(
                     f"parameter {name!r} is lazy and has no shape yet: run the model once before hocket.distribute()"

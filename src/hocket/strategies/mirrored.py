@@ -12,8 +12,8 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.strategies.base import Step, Strategy, wrap_step
 from hocket.strategies.exchange import GradientExchange
-from hocket.strategies.forward_hooks import ForwardHooks
 from hocket.strategies.members import Members
+from hocket.strategies.model_hooks import ModelHooks
 
 
 class MirroredTraining(Strategy):
@@ -25,7 +25,7 @@ class MirroredTraining(Strategy):
         self._exchange = GradientExchange(communicator, members, Layout(members.parameters), on_nan)
         self.collector = self._exchange.collector
         self._optimizer, self._members = optimizer, members
-        ForwardHooks(model, self.collector)
+        ModelHooks(model, self.collector)
         if optimizer is not None:
             wrap_step(optimizer, self._step)
 

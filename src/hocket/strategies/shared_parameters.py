@@ -6,7 +6,6 @@ import operator
 from typing import NoReturn
 
 import torch
-from torch import nn
 
 from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
@@ -21,7 +20,7 @@ class SharedParameters:
         flats: All parameters as flat tensors, one per bucket of the layout.
     """
 
-    def __init__(self, communicator: SharedCommunicator, model: nn.Module, members: Members, layout: Layout) -> None:
+    def __init__(self, communicator: SharedCommunicator, members: Members, layout: Layout) -> None:
         self._members = members
         self.flats = []
         homes: list[torch.Tensor] = []
@@ -41,7 +40,6 @@ class SharedParameters:
             parameter.data = home
         self._pointers = [parameter.data_ptr() for parameter in members.parameters]
         self.accept_writes()
-        model.register_load_state_dict_post_hook(lambda *_: self.accept_writes())
 
     def accept_writes(self) -> None:
         """Take the parameters as they are now: every rank has written the same to them, as in load_state_dict."""

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch._C._distributed_c10d import Store as Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hocket.errors import DeadlineExceeded, WorkerLost
+
+__all__ = ["ProcessGroup", "Store", "open_store"]
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,

@@ -1,0 +1,131 @@
+"""A script for the launcher's tests: what it does is told by its first argument."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+
+
+def die(how: str) -> None:
+    if how == "raise":
+        raise ValueError("this rank is broken")
+    if how == "exit":
+        sys.exit(7)
+    if how == "hard exit":
+        os._exit(9)
+    os.kill(os.getpid(), getattr(signal, how))
+    time.sleep(60)
+
+
+class Trap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, how):  # type: ignore[no-untyped-def]
+        ctx.how = how
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        die(ctx.how)
+        return gradient, None
+
+
+def train(phase: str = "", how: str = "", steps: int = 20) -> None:
+    """Train; rank 1 ends in the third step, in ``phase``, in the way ``how``."""
+    if phase == "import" and os.environ["RANK"] == "1":
+        die(how)
+    hocket.init()
+    me = hocket.rank() == 1
+    if phase == "before distribute" and me:
+        die(how)
+    model = nn.Sequential(nn.Linear(4, 200), nn.Tanh(), nn.Linear(200, 200), nn.Linear(200, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    data = TensorDataset(torch.randn(4 * steps * hocket.size(), 4))
+    processes = int(os.environ.get("TEST_PROCESSES", "0"))
+    loader = DataLoader(data, 4, num_workers=processes)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for step, (x,) in enumerate(loader):
+        now = me and step == 2
+        if phase == "forward" and now:
+            die(how)
+        out = model[:2](x)
+        if phase == "backward" and now:
+            out = Trap.apply(out, how)
+        optimizer.zero_grad()
+        (model[2:](out) ** 2).mean().backward()
+        if phase == "between" and now:
+            die(how)
+        if phase == "step" and now:
+            optimizer.register_step_pre_hook(lambda *_: die(how))
+        optimizer.step()
+        if phase == "after" and now:
+            die(how)
+        if phase == "slow":
+            print(f"step {step}", flush=True)
+            time.sleep(0.2)
+    if phase == "end" and me:
+        die(how)
+    print("finished", hocket.rank(), flush=True)
+
+
+def main() -> None:
+    what, *args = sys.argv[1:]
+    if what == "train":
+        train(*args)
+    elif what == "environment":
+        names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS"]
+        print(" ".join(f"{name}={os.environ[name]}" for name in names), "args:", *args, flush=True)
+        print(f"threads={torch.get_num_threads()}", flush=True)
+    elif what == "fewer steps":
+        hocket.init()
+        for _ in range(2 if hocket.rank() == 1 else 4):
+            hocket.barrier()
+    elif what == "stuck":
+        hocket.init()
+        if hocket.rank() == 1:
+            time.sleep(600)
+        hocket.barrier()
+    elif what == "distributed":
+        import torch.distributed as dist
+
+        if args == ["first"]:
+            dist.init_process_group("gloo")
+            hocket.init()
+        else:
+            hocket.init()
+            dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print("sum", int(total), int(hocket.allreduce(torch.ones(1), "sum")), flush=True)
+        dist.destroy_process_group()
+    elif what == "no init":
+        hocket.rank()
+    elif what == "bars":
+        for step in range(5):
+            sys.stderr.write(f"\r{step * 25}%")
+        sys.stderr.write("\n")
+        print("done", flush=True)
+    elif what == "logged error":
+        import traceback
+
+        hocket.init()
+        try:
+            raise KeyError("only logged")
+        except KeyError:
+            traceback.print_exc()
+        print("going on", flush=True)
+    elif what == "daemon":
+        hocket.init()
+        if os.fork() == 0:  # leaves the session, as daemons do
+            os.setsid()
+            time.sleep(600)
+        hocket.barrier()
+
+
+if __name__ == "__main__":
+    main()

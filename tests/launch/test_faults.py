@@ -1,0 +1,174 @@
+"""Deaths at every phase of a step, signals to the launcher, and what is left behind: nothing.
+
+These are the tests in which a time is part of the promise.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hocket.launch import leftovers
+from launch.test_run import HOCKET, SCRIPT
+
+PHASES = ["import", "before distribute", "forward", "backward", "between", "step", "after", "end"]
+STATUS = {"raise": 1, "exit": 7, "hard exit": 9, "SIGKILL": 137, "SIGSEGV": 139}
+
+
+def run(strategy: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HOCKET, "run", "-n", "3", "--strategy", strategy, SCRIPT, "train", *args], capture_output=True, text=True,
+        timeout=60, env={**os.environ, **env}, check=False,
+    )  # fmt: skip
+
+
+def check_report(done: subprocess.CompletedProcess[str], how: str) -> None:
+    assert done.returncode == STATUS[how], done.stderr
+    assert "hocket: rank 1 on " in done.stderr
+    report = done.stderr[done.stderr.rindex("hocket: rank 1 on ") :]
+    if how == "raise":
+        assert done.stderr.splitlines()[-1] == "ValueError: this rank is broken"
+        assert "ended with exit code 1" in report and "Traceback (most recent call last)" in report
+        assert "WorkerLost" not in done.stderr, "what others suffer hides the cause"
+    elif how.startswith("SIG"):
+        assert f"was killed by {how}" in report
+    else:
+        assert f"ended with exit code {STATUS[how]}" in report
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central(fused=True)"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_killed_in_any_phase_is_reported(phase: str, strategy: str) -> None:
+    check_report(run(strategy, phase, "SIGKILL"), "SIGKILL")
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "hard exit", "SIGSEGV"])
+@pytest.mark.parametrize("phase", ["before distribute", "backward", "step"])
+def test_every_way_to_end_is_reported(phase: str, how: str) -> None:
+    check_report(run("central", phase, how), how)
+
+
+def test_a_fatal_signal_shows_the_python_stack() -> None:
+    done = run("mirrored", "between", "SIGSEGV")
+    assert "Fatal Python error: Segmentation fault" in done.stderr and "scripts.py" in done.stderr.splitlines()[-1]
+
+
+@contextmanager
+def launched(**env: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A job in the middle of its steps, with data-loader processes, and its mark."""
+    job = subprocess.Popen(
+        [*HOCKET, "run", "-n", "2", SCRIPT, "train", "slow", "", "200"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "TEST_PROCESSES": "2", **env}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if b"step 3" in line:
+                break
+        yield job, mark_of(job.pid)
+    finally:
+        with_stdout = job.stdout
+        assert with_stdout is not None
+        with_stdout.close()
+        if job.poll() is None:
+            job.kill()
+        job.wait()
+
+
+def mark_of(launcher: int) -> str:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            values = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for value in values:
+            if parent == launcher and value.startswith(b"HOCKET_JOB="):
+                return value.partition(b"=")[2].decode()
+    raise AssertionError("no worker found")
+
+
+def wait_until_gone(mark: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while alive := leftovers.find(mark):
+        assert time.monotonic() < deadline, f"still there: {alive}"
+        time.sleep(0.02)
+
+
+def test_a_failure_ends_the_job_within_two_seconds() -> None:
+    with launched() as (job, mark):
+        started = time.monotonic()
+        os.kill(workers(mark)[1], signal.SIGKILL)
+        job.wait(timeout=10)
+        assert time.monotonic() - started < 2
+        assert job.returncode == 137
+        assert not leftovers.find(mark)
+
+
+def workers(mark: str) -> list[int]:
+    return [pid for pid in leftovers.find(mark) if os.getsid(pid) == pid]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_the_launcher_ends_everything(number: signal.Signals, status: int) -> None:
+    with launched() as (job, mark):
+        assert len(leftovers.find(mark)) == 6, "two workers with two data-loader processes each"
+        job.send_signal(number)
+        assert job.wait(timeout=10) == status
+        assert not leftovers.find(mark)
+
+
+def test_the_launchers_own_death_leaves_nothing() -> None:
+    with launched() as (job, mark):
+        job.kill()
+        job.wait()
+        wait_until_gone(mark, 5)
+
+
+def test_the_death_of_the_launcher_and_its_guardian_leaves_nothing() -> None:
+    with launched() as (job, mark):
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        guardians = [int(pid) for pid in children if int(pid) not in leftovers.find(mark)]
+        assert len(guardians) == 1
+        os.kill(guardians[0], signal.SIGKILL)
+        job.kill()
+        job.wait()
+        wait_until_gone(mark, 8)  # data-loader processes look for their parent every five seconds
+
+
+def test_a_process_that_left_the_session_is_found() -> None:
+    done = subprocess.run([*HOCKET, "run", "-n", "2", SCRIPT, "daemon"], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_under_torchrun_a_killed_worker_leaves_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", SCRIPT, "train", "between", "SIGKILL"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "Signal 9" in done.stderr
+
+
+def test_a_stopped_worker_is_waited_for() -> None:
+    """Slow is not dead: a worker that stands still for a second holds the others up and nothing more."""
+    job = subprocess.Popen(
+        [*HOCKET, "run", "-n", "2", SCRIPT, "train", "slow", "", "8"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert job.stdout is not None
+    for line in job.stdout:
+        if b"step 2" in line:
+            break
+    victim = workers(mark_of(job.pid))[1]
+    os.kill(victim, signal.SIGSTOP)
+    time.sleep(1)  # it is the time itself that is tested
+    os.kill(victim, signal.SIGCONT)
+    out, err = job.communicate(timeout=30)
+    assert job.returncode == 0, err
+    assert out.count(b"finished") == 2

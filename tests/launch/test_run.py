@@ -1,0 +1,157 @@
+"""``hocket run`` with real processes: output, environment, errors and bad input."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = str(Path(__file__).parent / "scripts.py")
+HOCKET = [sys.executable, "-m", "hocket.launch.cli"]
+
+
+def hocket(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HOCKET, *args], capture_output=True, text=True, timeout=120, env={**os.environ, **env}, check=False
+    )
+
+
+def run(workers: int, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return hocket("run", "-n", str(workers), SCRIPT, *args, **env)
+
+
+def test_workers_get_torchruns_environment_and_their_rank_on_every_line() -> None:
+    done = run(2, "environment", "--flag", "two words", OMP_NUM_THREADS="")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    for rank in range(2):
+        assert (
+            f"[{rank}] RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+            f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 2)} args: --flag two words"
+        ) in lines
+
+
+def test_a_module_can_be_run(tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text("import sys; print('hello', sys.argv[1:])")
+    done = subprocess.run(
+        [*HOCKET, "run", "-n", "1", "-m", "my_module", "--x", "1"], capture_output=True, text=True, cwd=tmp_path,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == "[0] hello ['--x', '1']\n", done.stderr
+
+
+def test_training_ends_well_and_logs_are_kept(tmp_path: Path) -> None:
+    done = hocket("run", "-n", "2", "--log-dir", str(tmp_path / "logs"), "--strategy", "central", SCRIPT, "train")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] finished 0", "[1] finished 1"]
+    assert (tmp_path / "logs" / "rank-1.log").read_text() == "finished 1\n"
+
+
+def test_more_workers_than_cores() -> None:
+    done = run(5, "train", "", "", *())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished") == 5
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_scripts_may_use_torch_distributed_too(order: str) -> None:
+    done = run(2, "distributed", order)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] sum 2 2", "[1] sum 2 2"]
+
+
+def test_the_same_script_alone() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "train"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "finished 0\n", done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central"])
+def test_the_same_script_under_torchrun(strategy: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", SCRIPT, "train"],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "HOCKET_STRATEGY": strategy}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["0", "1", "finished", "finished"]
+
+
+def test_a_progress_bar_becomes_its_last_state() -> None:
+    done = run(2, "bars")
+    assert done.stderr.count("100%") == 2 and "25%" not in done.stderr
+    assert "[0] 100%" in done.stderr.splitlines()
+
+
+def test_a_traceback_that_is_only_logged_is_shown() -> None:
+    done = run(1, "logged error")
+    assert done.returncode == 0
+    assert "[0] KeyError: 'only logged'" in done.stderr and "[0] going on" in done.stdout
+
+
+def test_a_rank_that_takes_fewer_steps_is_named() -> None:
+    done = run(3, "fewer steps")
+    assert done.returncode == 1
+    assert "ranks 0, 2 wait in hocket.barrier(), but rank 1 finished the script" in done.stderr
+
+
+def test_who_waits_for_whom_is_said_and_at_the_timeout_all_stacks() -> None:
+    done = hocket("run", "-n", "3", "--timeout", "2", SCRIPT, "stuck")
+    assert done.returncode == 1
+    assert "ranks 0, 2 waited 2 s in hocket.barrier() for rank 1 on " in done.stderr
+    for rank in range(3):
+        assert re.search(rf"\[{rank}\] (Current thread|Thread) 0x", done.stderr), f"no stack of rank {rank}"
+    assert re.search(r"\[1\]   File .*scripts.py\", line \d+ in main", done.stderr)
+
+
+def test_help_and_choices_need_no_torch() -> None:
+    code = "import sys; from hocket.launch import cli; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert "--strategy" in hocket("run", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run", "-n", "2", "nowhere.py"], "no script 'nowhere.py' in"),
+        (["run", "-n", "2", "-m", "no.such.module"], "no module named 'no.such.module'"),
+        (["run", "-n", "0", SCRIPT], "-n 0: a job needs at least one worker"),
+        (["run", "-n", "-3", SCRIPT], "-n -3: a job needs at least one worker"),
+        (["run", "-n", "many", SCRIPT], "-n many: must be a whole number of workers, or auto"),
+        (["run", "-n", "100000", SCRIPT], "use at most -n"),
+        (["run", "--strategy", "mirorred", SCRIPT], "unknown strategy 'mirorred': the choices are mirrored"),
+        (["run", "--strategy", "central(fussed=True)", SCRIPT], "has no option 'fussed': it takes fused"),
+        (["run", "--timeout", "soon", SCRIPT], "--timeout soon: must be a positive number of seconds"),
+        (["run", "--on-nan", "explode", SCRIPT], "the choices are raise, skip, ignore"),
+        (["run", "--transport", "pigeon", SCRIPT], "the choices are auto, shared-memory, gloo"),
+        (["run", "--log-dir", "/dev/null/x", SCRIPT], "choose a folder that can be written to"),
+        (["bench", "step", "--models", "vgg"], "the choices are cnn, mlp, narrow"),
+    ],
+)
+def test_bad_input_is_one_clear_line(args: list[str], message: str) -> None:
+    done = hocket(*args)
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1 and done.stderr.startswith("hocket: ")
+
+
+def test_bad_environment_is_told_before_anything_starts() -> None:
+    done = run(2, "train", HOCKET_STRATEGY="mirorred")
+    assert done.returncode == 2 and "unknown strategy" in done.stderr
+
+
+def test_before_init() -> None:
+    done = run(2, "no init")
+    assert done.returncode == 1 and "call hocket.init()" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("transport", ["shared-memory", "gloo"])
+def test_transports(transport: str) -> None:
+    done = hocket("run", "-n", "2", "--transport", transport, SCRIPT, "train")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_precedence_of_flag_environment_script() -> None:
+    done = hocket("run", "-n", "2", "--strategy", "mirrored", SCRIPT, "train", HOCKET_STRATEGY="central")
+    assert done.returncode == 0, done.stderr
+    gloo = hocket("run", "-n", "2", "--transport", "gloo", SCRIPT, "train", HOCKET_STRATEGY="central")
+    assert gloo.returncode == 1 and "needs shared memory" in gloo.stderr.splitlines()[-1]
