@@ -119,6 +119,7 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
     from hocket.job import rendezvous, runtime
     from hocket.transport.gate import STACK_SIGNAL
 
+    multiprocessing.set_start_method("fork", force=True)  # for data loaders, as in a script
     sys.path[:0] = paths
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     torch.set_num_threads(1)

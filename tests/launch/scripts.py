@@ -35,12 +35,12 @@ class Trap(torch.autograd.Function):
         return gradient, None
 
 
-def train(phase: str = "", how: str = "", steps: int = 20) -> None:
+def train(phase: str = "", how: str = "", count: str = "20") -> None:
     """Train; rank 1 ends in the third step, in ``phase``, in the way ``how``."""
     if phase == "import" and os.environ["RANK"] == "1":
         die(how)
     hocket.init()
-    me = hocket.rank() == 1
+    me, steps = hocket.rank() == 1, int(count)
     if phase == "before distribute" and me:
         die(how)
     model = nn.Sequential(nn.Linear(4, 200), nn.Tanh(), nn.Linear(200, 200), nn.Linear(200, 1))

@@ -74,7 +74,7 @@ def test_the_same_script_under_torchrun(strategy: str) -> None:
         capture_output=True, text=True, timeout=120, env={**os.environ, "HOCKET_STRATEGY": strategy}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["0", "1", "finished", "finished"]
+    assert done.stdout.count("finished") == 2
 
 
 def test_a_progress_bar_becomes_its_last_state() -> None:

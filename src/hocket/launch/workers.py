@@ -68,7 +68,8 @@ def reserve_port() -> socket.socket:
 def environment(job: Job, rank: int, port: int) -> dict[str, str]:
     """The environment of worker ``rank``, as torchrun sets it, and Hocket's own variables."""
     env = config.environment()
-    env.setdefault("OMP_NUM_THREADS", str(max(1, machine.cores() // job.size)))
+    if not env.get("OMP_NUM_THREADS"):
+        env["OMP_NUM_THREADS"] = str(max(1, machine.cores() // job.size))
     env.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
