@@ -22,7 +22,6 @@ class Progress:
     step: int
     steps: int | None
     samples: int  # of all workers, in this epoch so far
-    at: float  # monotonic seconds
 
     kind = "progress"
 

@@ -15,7 +15,7 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.job.learning_rate import scale_lr as apply_scale
-from hocket.job.loader import ShardedLoader
+from hocket.job.loader import distribute_loader
 from hocket.job.runtime import Runtime, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
@@ -66,7 +66,7 @@ def distribute(
             apply_scale(optimizer, scale_lr, warmup=warmup)
         given.append(optimizer)
     if loader is not None:
-        given.append(loader if runtime.config.size == 1 else ShardedLoader(runtime, loader))
+        given.append(distribute_loader(runtime, loader))
     if not given:
         raise UsageError("distribute() without anything: pass a model, an optimizer, a loader")
     return given[0] if len(given) == 1 else tuple(given)

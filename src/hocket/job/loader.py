@@ -17,8 +17,15 @@ from hocket.job.runtime import Runtime
 from hocket.job.sharding import ShardedIndices, ShardedStream, SharedRandom, batches
 
 
-class ShardedLoader:
-    """Iterates over this rank's share of ``original``; every rank sees the same number of batches.
+def distribute_loader(runtime: Runtime, original: DataLoader[Any]) -> Any:
+    """This rank's loader in place of ``original``."""
+    if runtime.config.size > 1:
+        return ShardedLoader(runtime, original)
+    return original if runtime.config.events is None else WatchedLoader(runtime, original)
+
+
+class WatchedLoader:
+    """The loader of a job of one worker: as it was, but the launcher hears how far it is.
 
     Other attributes (``dataset``, ``batch_size``, ``sampler``, …) are those of the original loader.
     """
@@ -28,6 +35,37 @@ class ShardedLoader:
         self.original = original
         self._runtime = runtime
         self._epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        steps = self._length()
+        for step, batch in enumerate(self.original, start=1):
+            self._runtime.sink.put(Progress(self._epoch, step, steps, step * (self.original.batch_size or 1)))
+            yield batch
+
+    def __len__(self) -> int:
+        length = self._length()
+        if length is None:
+            raise TypeError(f"{type(self.original.dataset).__name__} has no length, so its loader has none either")
+        return length
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def _length(self) -> int | None:
+        try:
+            return len(self.original)
+        except TypeError:
+            return None
+
+
+class ShardedLoader(WatchedLoader):
+    """Iterates over this rank's share of ``original``; every rank sees the same number of batches."""
+
+    def __init__(self, runtime: Runtime, original: DataLoader[Any]) -> None:
+        super().__init__(runtime, original)
         self._counts: deque[tuple[int, int]] = deque()
         self._generator = torch.Generator() if original.generator is not None else None
         self._is_stream = isinstance(original.dataset, IterableDataset)
@@ -47,21 +85,10 @@ class ShardedLoader:
                 batch, here, everywhere = item if self._is_stream else (item, *self._counts.popleft())
                 self._runtime.weigh(here * size / everywhere)
                 samples += everywhere
-                sink.put(Progress(self._epoch, step, steps, samples, 0.0))
+                sink.put(Progress(self._epoch, step, steps, samples))
                 yield batch
         finally:
             self._runtime.weigh(before)
-
-    def __len__(self) -> int:
-        length = self._length()
-        if length is None:
-            raise TypeError(f"{type(self.original.dataset).__name__} has no length, so its loader has none either")
-        return length
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
     def _length(self) -> int | None:
         original, size = self.original, self._runtime.config.size

@@ -101,6 +101,9 @@ class TerminalScreen:
     def line(self, rank: int, text: str, *, error: bool) -> None:
         from rich.text import Text
 
+        if not error and not sys.stdout.isatty():
+            print(f"[{rank}] {text}", flush=True)
+            return
         prefix = Text(f"[{rank}] ", style=_COLOURS[rank % len(_COLOURS)])
         self._console.print(prefix + Text.from_ansi(text), soft_wrap=True)
 
@@ -142,4 +145,4 @@ Screen = PlainScreen | TerminalScreen
 
 def open_screen() -> Screen:
     """The screen that fits where the output goes."""
-    return TerminalScreen() if sys.stdout.isatty() and sys.stderr.isatty() else PlainScreen()
+    return TerminalScreen() if sys.stderr.isatty() else PlainScreen()
