@@ -26,21 +26,20 @@ def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str
     if len(parts) == 1:
         out.copy_(parts[0])
     elif len(parts) == 2:
-        _pair(out, parts[0], parts[1], operation, 0.5)
+        _pair(out, parts[0], parts[1], operation, 1 / 2)
+    elif out.numel() > _CHUNK:
+        for start in range(0, out.numel(), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            reduce_into(out[chunk], [part[chunk] for part in parts], operation)
     elif operation in ("mean", "sum") and out.dtype in (torch.bfloat16, torch.float16):
-        for start in range(0, out.numel(), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
-            total = parts[0][chunk].float()
-            for part in parts[1:]:
-                total += part[chunk]
-            out[chunk] = total.div_(len(parts)) if operation == "mean" else total
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
+        out.copy_(total.div_(len(parts)) if operation == "mean" else total)
     else:
-        for start in range(0, out.numel(), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
-            target = out[chunk]
-            _pair(target, parts[0][chunk], parts[1][chunk], operation, 1 / 2)
-            for count, part in enumerate(parts[2:], start=3):
-                _pair(target, target, part[chunk], operation, 1 / count)
+        _pair(out, parts[0], parts[1], operation, 1 / 2)
+        for count, part in enumerate(parts[2:], start=3):
+            _pair(out, out, part, operation, 1 / count)
 
 
 def _pair(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, operation: str, weight: float) -> None:

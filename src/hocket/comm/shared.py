@@ -19,7 +19,8 @@ from hocket.transport.gate import signature
 from hocket.transport.shared_memory import SharedMemory
 
 DIRECT_BYTES = 1 << 15  # up to here the direct algorithm is faster for any number of ranks
-_SCRATCH = 1 << 20  # bytes per slot of the memory for collectives by hand; larger tensors go through it in parts
+_SCRATCH = 1 << 20  # bytes per slot of the memory for collectives by hand; larger tensors go through it in parts,
+_SCRATCH_PER_RANK = 1 << 17  # of which every rank should have this much to do
 
 
 class SharedBuffer:
@@ -34,14 +35,18 @@ class SharedBuffer:
         self.slots = rows[:size]
         self.mine = rows[transport.rank]
         self.results = rows[size] if result else []
-        self._bounds = [cut(b.count, b.dtype, size)[transport.rank] for b in buckets]
+        bounds = [cut(b.count, b.dtype, size)[transport.rank] for b in buckets]
+        self._slices = [
+            (self.results[i][start:end], [slot[i][start:end] for slot in self.slots])
+            for i, (start, end) in enumerate(bounds)
+            if result and end > start
+        ]
 
     def reduce(self, operation: str, number: int, payload: int, what: Description) -> list[int]:
         """Reduce all slots to ``results``, two-phase; ``mine`` may be written again at once."""
         payloads = self._transport.meet(number, payload, what)
-        for bucket, (start, end) in enumerate(self._bounds):
-            if end > start:
-                reduce_into(self.results[bucket][start:end], [s[bucket][start:end] for s in self.slots], operation)
+        for out, parts in self._slices:
+            reduce_into(out, parts, operation)
         self._transport.meet(number + 1, 0, what)
         return payloads
 
@@ -89,6 +94,7 @@ class SharedCommunicator(Communicator):
         self.transport = transport
         self.rank, self.size = transport.rank, transport.size
         self._scratch: list[SharedBuffer] = []
+        self._scratch_bytes = max(_SCRATCH, self.size * _SCRATCH_PER_RANK)
 
     @property
     def waited(self) -> float:
@@ -172,12 +178,14 @@ class SharedCommunicator(Communicator):
     def _parts(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """``tensor`` flat, in parts that fit into the scratch memory (and, not by chance, into the cache)."""
         flat = tensor.view(-1)
-        return flat.split(_SCRATCH // tensor.dtype.itemsize) if flat.nbytes > _SCRATCH else (flat,)
+        most = self._scratch_bytes
+        return flat.split(most // tensor.dtype.itemsize) if flat.nbytes > most else (flat,)
 
     def _reserve(self) -> SharedBuffer:
         """The scratch memory for the next meeting; two alternate, so that a fast rank does not overwrite one."""
         if not self._scratch:
-            self._scratch = [self.buffer([Bucket(torch.uint8, _SCRATCH)], "collectives", result=True) for _ in range(2)]
+            bucket = Bucket(torch.uint8, self._scratch_bytes)
+            self._scratch = [self.buffer([bucket], "collectives", result=True) for _ in range(2)]
         self._scratch.reverse()
         return self._scratch[0]
 
