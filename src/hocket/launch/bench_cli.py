@@ -44,15 +44,23 @@ def step(
     _run("step", workers, as_json, [str(rounds), models, optimizers])
 
 
-def _run(name: str, workers: str, as_json: bool, args: list[str]) -> None:
+@app.command()
+def memory(workers: _Workers = "2", as_json: _Json = False) -> None:
+    """What a job takes for a 10M-parameter model with Adam: with a replica each, and with one copy."""
+    _run("memory", workers, as_json, ["mirrored"], ["central"], ["central(fused=True)"])
+
+
+def _run(name: str, workers: str, as_json: bool, *runs: list[str]) -> None:
+    """Run the benchmark once for each list of arguments, and print all their rows."""
     count = machine.worker_count(workers)
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
         result = Path(folder) / "rows.json"
-        job = Job(("-m", f"hocket.bench.{name}", str(result), *args), count)
-        status = supervisor.run(job, None)
-        if status:
-            sys.exit(status)
-        rows = json.loads(result.read_text())
+        for args in runs:
+            status = supervisor.run(Job(("-m", f"hocket.bench.{name}", str(result), *args), count), None)
+            if status:
+                sys.exit(status)
+            rows += json.loads(result.read_text())
     if as_json:
         print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": _cpu(), "rows": rows}, indent=1))
     else:
@@ -64,16 +72,23 @@ def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for key in rows[0]:
+    columns = [key for key in rows[0] if not key.endswith("_ratio")]
+    for key in columns:
         words, _, unit = key.rpartition("_")
         text = isinstance(rows[0][key], str)
-        table.add_column(
-            key if text else f"{words} {'×' if unit == 'ratio' else unit}", justify="left" if text else "right"
-        )
+        table.add_column(key if text else f"{words}\n{unit}", justify="left" if text else "right")
     for row in rows:
-        table.add_row(*(value if isinstance(value, str) else f"{value:,.2f}" for value in row.values()))
-    Console().print(table)
-    print("Medians over the rounds; × is how many times faster than PyTorch's own way, within a round.")
+        table.add_row(*(_cell(row, key) for key in columns))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    if any(key.endswith("_ratio") for key in rows[0]):
+        print("Medians over the rounds; × is how many times faster than PyTorch's own way, within a round.")
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    if isinstance(row[key], str):
+        return str(row[key])
+    ratio = row.get(f"{key.rpartition('_')[0]}_ratio")
+    return f"{row[key]:,.1f}" + (f" ({ratio:.2f}×)" if ratio else "")
 
 
 def _cpu() -> str:

@@ -1,0 +1,92 @@
+"""The import graph is the architecture."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "hocket"
+LAYERS = ["transport", "comm", "strategies", "job", "launch"]  # each may import those before it
+COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"}}
+FOR_EVERYONE = {"__init__", *COMMON}
+NO_TORCH = [
+    "hocket.launch.cli",
+    "hocket.launch.supervisor",
+    "hocket.strategies.choices",
+    "hocket.config",
+    "hocket.events",
+]
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def package(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The packages of Hocket, and the libraries, that a module imports anywhere."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def of_hocket(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported(path) if name.startswith("hocket.")} & {
+        package(p) for p in modules()
+    }
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    here, there = package(path), of_hocket(path)
+    if here in COMMON:
+        assert there - {here} <= COMMON[here]
+    elif here in LAYERS:
+        allowed = {*LAYERS[: LAYERS.index(here) + 1], *FOR_EVERYONE}
+        if here == "launch":  # it starts workers, and is none: of the other layers it knows the names of strategies
+            allowed = {"launch", "strategies", *FOR_EVERYONE}
+        assert there <= allowed, f"{here} must not import {there - allowed}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_transport_knows_how_bytes_move(path: Path) -> None:
+    if package(path) in ("transport", "bench"):
+        return
+    names = imported(path)
+    assert not any(name.startswith(("torch.distributed", "mmap", "ctypes")) for name in names) or (
+        path.name == "leftovers.py"  # asks the kernel to end workers with their launcher
+    )
+    assert not any(name.startswith(("pickle", "marshal", "shelve")) for name in names)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_have_one_idea(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert ast.get_docstring(ast.parse(text)), "says what it is for"
+
+
+@pytest.mark.parametrize("name", NO_TORCH)
+def test_the_command_line_does_not_wait_for_torch(name: str) -> None:
+    code = f"import sys, {name}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_worker_imports_torch_and_the_standard_library_only() -> None:
+    code = (
+        "import sys, torch; before = {name.split('.')[0] for name in sys.modules}\n"
+        "import hocket\n"
+        "for name in hocket.__all__: getattr(hocket, name)\n"
+        "after = {name.split('.')[0] for name in sys.modules} - before - set(sys.stdlib_module_names) - {'hocket'}\n"
+        "assert not after, after"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
