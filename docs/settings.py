@@ -17,7 +17,7 @@ GIVEN = [
     ("PYTHONUNBUFFERED", "1, so that lines appear when they are printed."),
     ("HOCKET_RENDEZVOUS", "The abstract socket on which rank 0 hands out shared memory."),
     ("HOCKET_JOB", "A mark that every process of the job inherits, by which leftovers are found."),
-    ("HOCKET_EVENTS", "Of rank 0: the pipe through which the launcher hears of progress."),
+    ("HOCKET_EVENTS", "The pipe through which the launcher hears how far a worker is."),
 ]
 
 

@@ -119,6 +119,42 @@ def main() -> None:
         except KeyError:
             traceback.print_exc()
         print("going on", flush=True)
+    elif what == "absent":
+        if os.environ["RANK"] == "1":
+            sys.exit(0)
+        hocket.init()
+    elif what == "thread":
+        import threading
+
+        hocket.init()
+        if hocket.rank() == 1:
+            threading.Thread(target=time.sleep, args=(60,)).start()
+            raise ValueError("this rank is broken")
+        hocket.barrier()
+    elif what == "chatter":
+        hocket.init()
+        if hocket.rank() == 1:
+            die("exit")
+        while True:
+            print("x" * 1000)
+    elif what == "spawn":
+        loader = DataLoader(TensorDataset(torch.arange(8)), 2, num_workers=1, multiprocessing_context="spawn")
+        print("batches", sum(1 for _ in hocket.distribute(loader=loader)), flush=True)
+    elif what == "orphan":
+        import subprocess
+
+        hocket.init()
+        subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)
+    elif what == "long line":
+        print("a" + "b" * 3_000_000 + "c", flush=True)
+    elif what == "umlaut":
+        sys.stdout.buffer.write("grün ✓\n".encode())
+    elif what == "tee":
+        sys.stderr = type("Tee", (), {"write": lambda *_: None, "flush": lambda *_: None})()
+        hocket.init()
+    elif what == "interrupt":
+        hocket.init()
+        raise KeyboardInterrupt
     elif what == "daemon":
         hocket.init()
         if os.fork() == 0:  # leaves the session, as daemons do
@@ -126,6 +162,9 @@ def main() -> None:
             time.sleep(600)
         hocket.barrier()
 
+
+if sys.argv[1:2] == ["spawn"]:
+    hocket.init()  # at the top level, so again in every process that data loaders spawn
 
 if __name__ == "__main__":
     main()

@@ -172,3 +172,34 @@ def test_a_stopped_worker_is_waited_for() -> None:
     out, err = job.communicate(timeout=30)
     assert job.returncode == 0, err
     assert out.count(b"finished") == 2
+
+
+def timed(*args: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    started = time.monotonic()
+    command = [*HOCKET, "run", "-n", "2", SCRIPT, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done, time.monotonic() - started
+
+
+def test_a_worker_that_raised_but_lives_on_ends_the_job() -> None:
+    done, seconds = timed("thread")
+    assert done.returncode == 1 and seconds < 30, "its thread sleeps for a minute"
+    assert done.stderr.splitlines()[-1] == "ValueError: this rank is broken"
+
+
+def test_a_talkative_worker_does_not_keep_the_job_alive() -> None:
+    done, _ = timed("chatter")
+    assert done.returncode == 7
+
+
+def test_a_process_without_the_mark_is_found() -> None:
+    before = set(Path("/proc").glob("[0-9]*"))
+    done, _ = timed("orphan")
+    assert done.returncode == 0
+    names = [(p / "cmdline").read_bytes() for p in set(Path("/proc").glob("[0-9]*")) - before if p.exists()]
+    assert not any(b"sleep" in name for name in names)
+
+
+def test_an_interrupt_that_nobody_asked_for_shows_its_traceback() -> None:
+    done, _ = timed("interrupt")
+    assert done.returncode == 130 and done.stderr.splitlines()[-1] == "KeyboardInterrupt"

@@ -155,3 +155,30 @@ def test_a_precedence_of_flag_environment_script() -> None:
     assert done.returncode == 0, done.stderr
     gloo = hocket("run", "-n", "2", "--transport", "gloo", SCRIPT, "train", HOCKET_STRATEGY="central")
     assert gloo.returncode == 1 and "needs shared memory" in gloo.stderr.splitlines()[-1]
+
+
+def test_a_rank_that_never_joins_is_named() -> None:
+    done = run(2, "absent")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "rank 1 on " in last and "finished without hocket.init(), in which rank 0 waits" in last
+
+
+def test_spawned_data_loader_processes_are_no_workers() -> None:
+    done = run(2, "spawn")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] batches 2", "[1] batches 2"]
+
+
+def test_long_lines_are_whole_in_the_end() -> None:
+    done = run(1, "long line")
+    assert done.stdout.count("b") == 3_000_000 and done.stdout.rstrip().endswith("c")
+
+
+def test_what_the_terminal_cannot_show_is_replaced() -> None:
+    done = run(1, "umlaut", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stdout == "[0] gr?n ?\n"
+
+
+def test_a_script_may_replace_stderr() -> None:
+    assert run(2, "tee").returncode == 0

@@ -50,7 +50,7 @@ def _ways(count: int) -> dict[str, Callable[[], object]]:
     return {
         "gloo": lambda: dist.all_reduce(other),
         "ordinary": lambda: allreduce(ordinary, "mean", out=ordinary),
-        "shared": lambda: buffer.reduce("mean", 1, 0, "benchmark"),
+        "shared": lambda: buffer.average(1, 0, "benchmark"),
     }
 
 

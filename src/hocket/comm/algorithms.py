@@ -8,6 +8,8 @@ import torch
 
 _CHUNK = 1 << 16  # elements; several passes over one chunk stay in the cache
 
+_NARROW = (torch.bfloat16, torch.float16)  # summed in float32
+
 _PAIRWISE: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
@@ -23,28 +25,36 @@ def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str
     The order of the additions depends only on the number of parts, so every rank gets the same bits. Types of
     less than 32 bits are summed in float32.
     """
-    if len(parts) == 1:
-        out.copy_(parts[0])
-    elif len(parts) == 2:
-        _pair(out, parts[0], parts[1], operation, 1 / 2)
-    elif out.numel() > _CHUNK:
+    if out.numel() > _CHUNK and len(parts) > 2:
         for start in range(0, out.numel(), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             reduce_into(out[chunk], [part[chunk] for part in parts], operation)
-    elif operation in ("mean", "sum") and out.dtype in (torch.bfloat16, torch.float16):
+    elif out.dtype in _NARROW and operation in ("mean", "sum"):
         total = parts[0].float()
         for part in parts[1:]:
             total += part
         out.copy_(total.div_(len(parts)) if operation == "mean" else total)
     else:
-        _pair(out, parts[0], parts[1], operation, 1 / 2)
-        for count, part in enumerate(parts[2:], start=3):
-            _pair(out, out, part, operation, 1 / count)
+        pairwise = _PAIRWISE["sum" if operation == "mean" else operation]
+        pairwise(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            pairwise(out, part, out=out)
+        if operation == "mean":
+            out.div_(len(parts))
 
 
-def _pair(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, operation: str, weight: float) -> None:
-    """Combine two parts; a running mean by ``lerp`` needs no pass of its own for the division."""
-    if operation == "mean":
-        torch.lerp(left, right, weight, out=out)
+def average_into(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """The mean again, as training needs it: a running mean by ``lerp``, whose division costs no pass of its own.
+
+    Of two infinities it makes a NaN, which is as bad in a gradient.
+    """
+    if len(parts) > 2 and out.dtype in _NARROW:
+        reduce_into(out, parts, "mean")
+    elif len(parts) > 2 and out.numel() > _CHUNK:
+        for start in range(0, out.numel(), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            average_into(out[chunk], [part[chunk] for part in parts])
     else:
-        _PAIRWISE[operation](left, right, out=out)
+        torch.lerp(parts[0], parts[1], 1 / 2, out=out)
+        for count, part in enumerate(parts[2:], start=3):
+            torch.lerp(out, part, 1 / count, out=out)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hocket.comm.algorithms import reduce_into
+from hocket.comm.algorithms import average_into, reduce_into
 from hocket.comm.communicator import Averager, Communicator, Description
 from hocket.comm.layout import Bucket, Layout, Place, cut
 from hocket.transport.area import Area, aligned
@@ -42,11 +42,11 @@ class SharedBuffer:
             if result and end > start
         ]
 
-    def reduce(self, operation: str, number: int, payload: int, what: Description) -> list[int]:
-        """Reduce all slots to ``results``, two-phase; ``mine`` may be written again at once."""
+    def average(self, number: int, payload: int, what: Description) -> list[int]:
+        """Average all slots to ``results``, two-phase; ``mine`` may be written again at once."""
         payloads = self._transport.meet(number, payload, what)
         for out, parts in self._slices:
-            reduce_into(out, parts, operation)
+            average_into(out, parts)
         self._transport.meet(number + 1, 0, what)
         return payloads
 
@@ -61,7 +61,7 @@ class TwoPhaseAverager(Averager):
         self.results = layout.allocate()
 
     def average(self, number: int, payload: int, what: Description) -> list[int]:
-        payloads = self._buffer.reduce("mean", number, payload, what)
+        payloads = self._buffer.average(number, payload, what)
         for private, shared in zip(self.results, self._buffer.results, strict=True):
             private.copy_(shared)
         return payloads
@@ -81,7 +81,7 @@ class DirectAverager(Averager):
         payloads = self._transport.meet(number, payload, what)
         current = self._sets[0]
         for bucket, result in enumerate(self.results):
-            reduce_into(result, [slots[bucket] for slots in current.slots], "mean")
+            average_into(result, [slots[bucket] for slots in current.slots])
         self._sets.reverse()
         self.slots = self._sets[0].mine
         return payloads

@@ -21,6 +21,7 @@ def accumulate(*, mean: bool = False) -> Iterator[None]:
     runtime = current()
     strategies = runtime.wake() if mean else runtime.strategies
     for strategy in strategies:
+        strategy.collector.begin()
         strategy.collector.held += 1
         strategy.collector.mean |= mean
     try:

@@ -19,9 +19,9 @@ def allreduce(tensor: torch.Tensor, operation: str = "mean", *, out: torch.Tenso
     """
     if operation not in OPERATIONS:
         raise UsageError(f"allreduce operation {operation!r}: the choices are {', '.join(OPERATIONS)}")
+    _check(tensor)
     if operation == "mean" and not tensor.is_floating_point():
         raise UsageError(f"the mean of {tensor.dtype} is not exact: use operation='sum', or convert to a float type")
-    _check(tensor)
     if out is not None and (out.shape != tensor.shape or out.dtype != tensor.dtype):
         raise UsageError(
             f"out has {out.dtype}{list(out.shape)}, the tensor {tensor.dtype}{list(tensor.shape)}: they must be equal"
@@ -62,5 +62,7 @@ def barrier() -> None:
 
 
 def _check(tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"collectives take tensors, not {type(tensor).__name__}: write torch.tensor({tensor!r})")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise UsageError(f"collectives take dense CPU tensors for now, not {tensor.layout} on {tensor.device}")

@@ -90,6 +90,8 @@ def _train_together(
         runtime.idle.append(lambda: MirroredTraining(runtime.communicator, model, optimizer, members, "ignore"))
         return
     _check_same(runtime.communicator, members)
+    if optimizer is not None:
+        _check_same_optimizer(runtime.communicator, optimizer)
     _start_equal(runtime.communicator, model, members)
     runtime.strategies.append(
         _build(
@@ -138,11 +140,42 @@ def _write(description: list[Any]) -> str:
     return f"{name} {dtype}{shape}{'' if trained else ' (frozen)'}"
 
 
+def _check_same_optimizer(communicator: Communicator, optimizer: Optimizer) -> None:
+    """Raise on all ranks if options or state of the optimizers differ: equal parameters would not stay equal."""
+    groups = [{key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    state = {
+        f"state of parameter {index}": {key: _fingerprint(value) for key, value in values.items()}
+        for index, values in optimizer.state_dict()["state"].items()
+    }
+    mine = {**{f"group {i}": group for i, group in enumerate(groups)}, **state}
+    described = [json.loads(part) for part in communicator.gather_bytes(json.dumps(mine).encode())]
+    for rank, other in enumerate(described[1:], start=1):
+        for where in sorted({*described[0], *other}):
+            left, right = described[0].get(where, {}), other.get(where, {})
+            for key in sorted({*left, *right}):
+                if left.get(key) != right.get(key):
+                    raise MismatchError(
+                        f"the optimizers differ: in {where}, {key} is {left.get(key, 'absent')} on rank 0 and "
+                        f"{right.get(key, 'absent')} on rank {rank}; build it alike and load its state on every rank"
+                    )
+
+
+def _fingerprint(value: Any) -> str:
+    """A text that differs, almost surely, between two values of an optimizer's state."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    wide = value.detach().double()
+    return f"a tensor {list(value.shape)} with sum {float(wide.sum())!r} and norm {float(wide.norm())!r}"
+
+
 @torch.no_grad()
 def _start_equal(communicator: Communicator, model: nn.Module, members: Members) -> None:
     """Give every rank rank 0's parameters and buffers."""
-    for tensor in [*members.parameters, *model.buffers()]:
+    for name, tensor in [*zip(members.names, members.parameters, strict=True), *model.named_buffers()]:
         dense = tensor.detach().contiguous()
         communicator.broadcast(dense, 0)
-        if dense.data_ptr() != tensor.data_ptr():
-            tensor.copy_(dense)
+        if dense.data_ptr() != tensor.data_ptr() and not torch.equal(tensor, dense):
+            try:
+                tensor.copy_(dense)
+            except RuntimeError as error:
+                raise UsageError(f"{name!r} cannot take rank 0's values: make it contiguous ({error})") from None

@@ -62,33 +62,46 @@ class WatchedLoader:
 
 
 class ShardedLoader(WatchedLoader):
-    """Iterates over this rank's share of ``original``; every rank sees the same number of batches."""
+    """Iterates over this rank's share of ``original``; every rank sees the same number of batches.
+
+    Attributes:
+        weight: What the batch that was yielded last counts, relative to those of other ranks; 0 if it is a
+            repeated one, which an evaluation must leave out.
+    """
 
     def __init__(self, runtime: Runtime, original: DataLoader[Any]) -> None:
         super().__init__(runtime, original)
-        self._counts: deque[tuple[int, int]] = deque()
+        self.weight = 1.0
         self._generator = torch.Generator() if original.generator is not None else None
+        self._seed = int(broadcast(torch.randint(2**62, (1,))))
         self._is_stream = isinstance(original.dataset, IterableDataset)
         self._share_generators()
         self._inner = self._make_stream() if self._is_stream else self._make_indexed()
 
     def __iter__(self) -> Iterator[Any]:
         self._seed_data_processes()
-        self._counts.clear()
         self._epoch += 1
-        before = self._runtime.weight
-        size, sink = self._runtime.config.size, self._runtime.sink
-        steps = self._length()
-        samples = 0
+        counts: deque[tuple[int, int]] = deque()
+        if self._is_stream:
+            self._stream.epoch = self._epoch
+        else:
+            self._sampler.counts = counts
+        return self._iterate(iter(self._inner), counts, self._epoch)
+
+    def _iterate(self, batches: Iterator[Any], counts: deque[tuple[int, int]], epoch: int) -> Iterator[Any]:
+        runtime = self._runtime
+        before, steps, samples = runtime.weight, self._length(), 0
         try:
-            for step, item in enumerate(self._inner, start=1):
-                batch, here, everywhere = item if self._is_stream else (item, *self._counts.popleft())
-                self._runtime.weigh(here * size / everywhere)
+            for step, item in enumerate(batches, start=1):
+                batch, here, everywhere = item if self._is_stream else (item, *counts.popleft())
+                self.weight = here * runtime.config.size / everywhere
+                runtime.weigh(self.weight)
                 samples += everywhere
-                sink.put(Progress(self._epoch, step, steps, samples))
+                runtime.sink.put(Progress(epoch, step, steps, samples))
                 yield batch
         finally:
-            self._runtime.weigh(before)
+            self.weight = 1.0
+            runtime.weigh(before)
 
     def _length(self) -> int | None:
         original, size = self.original, self._runtime.config.size
@@ -96,7 +109,6 @@ class ShardedLoader(WatchedLoader):
             if not isinstance(original.dataset, Sized):
                 return None
             return batches(len(original.dataset), size * (original.batch_size or 1), original.drop_last)
-        assert isinstance(self._sampler, ShardedIndices)
         try:
             return len(self._sampler)
         except TypeError:
@@ -107,15 +119,13 @@ class ShardedLoader(WatchedLoader):
         ready_made = original.batch_size is None  # one sample at a time, or a batch sampler of the user's own
         source = original.sampler if original.batch_sampler is None or not ready_made else original.batch_sampler
         config = self._runtime.config
-        seed = broadcast(torch.randint(2**62, (1,)))
         self._sampler = ShardedIndices(
             source,
             original.batch_size,
             original.drop_last,
             config.rank,
             config.size,
-            SharedRandom(int(seed)),
-            self._counts,
+            SharedRandom(self._seed),
         )
         batched = original.batch_sampler is not None
         return self._make(
@@ -128,16 +138,17 @@ class ShardedLoader(WatchedLoader):
     def _make_stream(self) -> DataLoader[Any]:
         original, config = self.original, self._runtime.config
         assert isinstance(original.dataset, IterableDataset)
-        stream = ShardedStream(
+        self._stream = ShardedStream(
             original.dataset,
             original.batch_size,
             original.drop_last,
             config.rank,
             config.size,
             original.collate_fn,
+            self._seed,
         )
         return self._make(
-            stream,
+            self._stream,
             batch_size=None,
             collate_fn=_keep,
             worker_init_fn=functools.partial(_init_stream_process, original.worker_init_fn),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import multiprocessing
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -14,7 +15,7 @@ from hocket import config as configuration
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import UsageError
-from hocket.events import NoSink, PipeSink, Sink
+from hocket.events import NoSink, PipeSink, Sink, Stage
 from hocket.job import rendezvous
 from hocket.strategies.base import Strategy
 from hocket.transport.gate import STACK_SIGNAL
@@ -23,13 +24,13 @@ from hocket.transport.gate import STACK_SIGNAL
 class Runtime:
     """The worker that this process is."""
 
-    def __init__(self, config: Config, communicator: Communicator) -> None:
+    def __init__(self, config: Config, communicator: Communicator, sink: Sink | None = None) -> None:
         self.config, self.communicator = config, communicator
         self.models: list[nn.Module] = []
         self.strategies: list[Strategy] = []
         self.idle: list[Callable[[], Strategy]] = []  # of a script alone, made when something asks for them
         self.weight = 1.0
-        self.sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
+        self.sink: Sink = sink or NoSink()
 
     def wake(self) -> list[Strategy]:
         """All strategies, those that were not needed so far included."""
@@ -57,10 +58,13 @@ def init() -> None:
     if _current is not None:
         return
     config = configuration.read()
-    faulthandler.enable()
-    if hasattr(faulthandler, "register"):
-        faulthandler.register(STACK_SIGNAL, all_threads=True)
-    _current = Runtime(config, rendezvous.join(config))
+    if multiprocessing.current_process().name != "MainProcess":
+        config = Config()  # a data-loader process that runs the script again is no worker
+    _have_stacks_printed()
+    sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
+    sink.put(Stage("joining"))
+    _current = Runtime(config, rendezvous.join(config), sink)
+    sink.put(Stage("joined"))
     if config.size > 1:
         _say_goodbye(_current)
 
@@ -87,6 +91,16 @@ def local_rank() -> int:
     return current().config.local_rank
 
 
+def _have_stacks_printed() -> None:
+    """On a fatal signal, and when another rank asks for it."""
+    try:
+        faulthandler.enable(file=2)
+        if hasattr(faulthandler, "register"):
+            faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+    except (AttributeError, OSError, ValueError, RuntimeError):
+        pass  # there is no stderr to print them to
+
+
 def _say_goodbye(runtime: Runtime) -> None:
     """Tell waiting ranks how this one ended: a finished script is not a crashed one."""
     failed = False
@@ -95,8 +109,10 @@ def _say_goodbye(runtime: Runtime) -> None:
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal failed
         failed = True
-        if not issubclass(kind, KeyboardInterrupt):  # of the many workers that Ctrl-C ends, none has news
-            previous(kind, error, trace)
+        previous(kind, error, trace)
+        # Threads of the script may keep the process alive for long; nobody should wait for them.
+        runtime.communicator.leave(failed)
+        runtime.sink.put(Stage("failed"))
 
     sys.excepthook = on_exception
     atexit.register(lambda: runtime.communicator.leave(failed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -67,6 +68,9 @@ def version() -> None:
 
 def main() -> None:
     """The entry point: a wrong use is one line and status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # workers may write what this terminal cannot show
     try:
         app()
     except HocketError as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 VARIABLE = "HOCKET_JOB"
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def find(mark: str) -> list[int]:
@@ -30,14 +30,42 @@ def find(mark: str) -> list[int]:
     return found
 
 
-def kill(mark: str, seconds: float = 2.0) -> None:
-    """SIGKILL every process of the job, new ones too, until there is none (or the time is over)."""
+def adopt_orphans() -> None:
+    """Have processes that lose their parent become children of this one, so that none gets out of sight."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill(mark: str, spare: int | None = None, seconds: float = 2.0) -> None:
+    """SIGKILL every process of the job, new ones and orphans too, until there is none (or the time is over).
+
+    Args:
+        mark: The job's mark.
+        spare: A child of this process that is no orphan of the job's. Without it, children are left alone.
+        seconds: How long to try.
+    """
     deadline = time.monotonic() + seconds
-    while (pids := find(mark)) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        pids = set(find(mark))
+        if spare is not None:
+            pids |= _children() - {spare}
+        if not pids:
+            return
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
+
+
+def _children() -> set[int]:
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    except OSError:
+        return set()
+    return set(map(int, text.split()))
 
 
 def die_with_parent() -> Callable[[], None]:
@@ -59,8 +87,8 @@ class Guardian:
 
     def __init__(self, mark: str) -> None:
         reader, self._writer = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             _guard(mark, reader, self._writer)
         os.close(reader)
 
@@ -70,7 +98,7 @@ class Guardian:
             os.write(self._writer, b"x")
         os.close(self._writer)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            os.waitpid(self.pid, 0)
 
 
 def _guard(mark: str, reader: int, writer: int) -> None:

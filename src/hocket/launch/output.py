@@ -20,31 +20,42 @@ class Stream:
         self._rest = b""
         self._holds = holds_tracebacks
         self._held: list[str] = []
+        self._released: list[str] = []
         self._since = 0.0
         self.status = ""  # an unfinished line that the worker overwrites: a progress bar
 
     def feed(self, data: bytes) -> list[str]:
         """Take in bytes; return the lines that are to be shown now."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if b"\r" in self._rest or len(self._rest) > _MOST:
-            self._rest = self._rest[max(0, self._rest.rstrip(b"\r").rfind(b"\r"), len(self._rest) - _MOST) :]
-            self.status = _visible(self._rest)
-        elif lines:
-            self.status = ""
+        if b"\r" in self._rest:
+            self._rest = self._rest[max(0, self._rest.rstrip(b"\r").rfind(b"\r")) :]
+        if len(self._rest) > _MOST:
+            lines.append(self._rest)
+            self._rest = b""
+        self.status = _visible(self._rest)
         return [line for raw in lines for line in self._show(_visible(raw))]
 
-    def release(self, *, now: bool = False) -> list[str]:
-        """Lines that were held back and need not be any longer."""
-        if self._held and (now or time.monotonic() - self._since > _HOLD):
-            held, self._held = self._held, []
-            return held
+    def release(self) -> list[str]:
+        """Lines of a traceback that need not be held back any longer: the worker lives on."""
+        if self._held and time.monotonic() - self._since > _HOLD:
+            self._released, self._held = self._held, []
+            return self._released
         return []
 
-    def finish(self) -> tuple[list[str], list[str]]:
-        """At the worker's end: the last lines to be shown, and the traceback with which it ended, if any."""
-        shown = self.feed(b"\n") if self._rest.strip() else []
+    def take_held(self) -> list[str]:
+        """Lines that are still held back, at the worker's end; ``traceback`` remembers them."""
         held, self._held = self._held, []
-        return shown, held
+        self._released = held or self._released
+        return held
+
+    @property
+    def traceback(self) -> list[str]:
+        """The last traceback that the worker has written, held back or already shown."""
+        return self._held or self._released
+
+    def finish(self) -> list[str]:
+        """At the worker's end: the last lines to be shown, without a traceback that is held back."""
+        return self.feed(b"\n") if self._rest.strip() else []
 
     def _show(self, line: str) -> list[str]:
         if self._holds and not self._held and line.startswith(_BEGIN):

@@ -34,6 +34,14 @@ class Ending:
         return self.error.startswith(_COLLATERAL)
 
 
+def write_absent(absent: list[int], waiting: list[int]) -> str:
+    """For a job in which some workers ended before they joined the others."""
+    return (
+        f"hocket: {_ranks(absent)} on {socket.gethostname()} finished without hocket.init(), in which "
+        f"{_ranks(waiting)} wait{'' if len(waiting) > 1 else 's'}: call it on every rank"
+    )
+
+
 def choose_cause(failures: list[Ending]) -> Ending:
     """Of the workers that failed by themselves, in the order in which that was noticed, the one to report."""
     return next((f for f in failures if not f.is_collateral), failures[0])
@@ -44,7 +52,7 @@ def write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> l
     same = [f.rank for f in failures if f is not cause and f.error and f.error == cause.error]
     lines = [f"hocket: rank {cause.rank} on {socket.gethostname()} {_how(cause)} after {seconds:.1f} s."]
     if same:
-        lines.append(f"hocket: the same error on rank{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}.")
+        lines.append(f"hocket: the same error on {_ranks(same)}.")
     for other in failures:
         if other is not cause and other.rank not in same and other.error and not other.is_collateral:
             lines.append(f"hocket: rank {other.rank} failed too: {other.error}")
@@ -52,6 +60,10 @@ def write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> l
     if stopped > 0:
         lines.append(f"hocket: the other {stopped} worker{'s were' if stopped > 1 else ' was'} stopped.")
     return lines + cause.traceback
+
+
+def _ranks(numbers: list[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _how(ending: Ending) -> str:

@@ -42,7 +42,7 @@ class Logs:
         self._files: list[TextIO] = []
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._files = [(folder / f"rank-{rank}.log").open("w") for rank in range(size)]
+            self._files = [(folder / f"rank-{rank}.log").open("w", encoding="utf-8") for rank in range(size)]
 
     def write(self, rank: int, line: str) -> None:
         if self._files:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hocket.events import decode
+from hocket.events import Progress, Stage, decode
 from hocket.launch import leftovers, report, workers
 from hocket.launch.output import Stream
 from hocket.launch.report import Ending
@@ -19,19 +19,21 @@ from hocket.launch.workers import Job, Worker
 
 _GRACE = 1.0  # seconds between asking workers to end and killing them
 _TICK = 0.25
+_DRAIN = 64  # reads of 64 KiB; a pipe holds as much as one
 
 
 def run(job: Job, log_dir: Path | None) -> int:
     """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left."""
     logs = Logs(log_dir, job.size)
     guardian = leftovers.Guardian(job.mark)
+    leftovers.adopt_orphans()
     try:
         with _signals() as (wakeup, received):
             crew, port = workers.start(job)
             with port, contextlib.closing(open_screen()) as screen:
                 return _Supervisor(job, crew, screen, logs, wakeup, received).watch()
     finally:
-        leftovers.kill(job.mark)
+        leftovers.kill(job.mark, spare=guardian.pid)
         guardian.dismiss()
         logs.close()
 
@@ -42,74 +44,93 @@ class _Supervisor:
     ) -> None:
         self._job, self._crew, self._screen, self._logs = job, crew, screen, logs
         self._received = received
+        self._failed_at: dict[int, float] = {}
         self._started = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ, None)
         self._streams: dict[tuple[int, bool], Stream] = {}
-        self._events_rest = b""
         for worker in crew:
             for error, pipe in ((False, worker.stdout), (True, worker.stderr)):
                 self._streams[worker.rank, error] = Stream(holds_tracebacks=error)
                 self._selector.register(pipe, selectors.EVENT_READ, (worker, error))
-            if worker.events is not None:
-                self._selector.register(worker.events, selectors.EVENT_READ, (worker, None))
+            self._selector.register(worker.events, selectors.EVENT_READ, (worker, None))
 
     def watch(self) -> int:
         """Until all workers have ended, one has failed, or a signal asks for the end."""
         running = list(self._crew)
         failures: list[Ending] = []
-        while running and not failures and not self._received:
+        absent: list[int] = []
+        while running and not failures and not self._received and not absent:
             self._pump(_TICK)
             failures += self._reap(running)
+            absent = self._find_absent(running)
         asked = self._received[0] if self._received else None
+        waiting = [worker.rank for worker in running]
         if running:
-            failures += self._stop(running, asked)
+            self._stop(running, asked, failures)
         leftovers.kill(self._job.mark)
-        self._drain()
         for worker in self._crew:
+            self._drain(worker)
             self._finish(worker)
         self._screen.status("")
+        self._screen.close()
         if asked is not None:
-            self._screen.close()
             self._screen.say(f"hocket: ended by {signal.Signals(asked).name}")
             return 128 + asked
+        if absent:
+            self._screen.say(report.write_absent(absent, waiting))
+            return 1
         if not failures:
             return 0
         cause = report.choose_cause(failures)
-        self._screen.close()
         for line in report.write(cause, failures, self._job.size, time.monotonic() - self._started):
             self._screen.say(line)
         return cause.exit_status
 
+    def _find_absent(self, running: list[Worker]) -> list[int]:
+        """Ranks that have ended without joining the others, if these wait for them."""
+        if not any(worker.stage == "joining" for worker in running):
+            return []
+        return [worker.rank for worker in self._crew if worker not in running and not worker.stage]
+
     def _reap(self, running: list[Worker]) -> list[Ending]:
-        """Take note of workers that have ended; return those that failed."""
+        """Take note of workers that have ended or will; return those that failed."""
         failed = []
         for worker in list(running):
             status = worker.process.poll()
             if status is not None:
                 running.remove(worker)
-                self._drain()
-                traceback = self._finish(worker)
+                self._drain(worker)
+                self._finish(worker)
                 if status != 0:
-                    failed.append(Ending(worker.rank, status, traceback))
+                    failed.append(Ending(worker.rank, status, self._streams[worker.rank, True].traceback))
+            elif worker.stage == "failed":
+                self._failed_at.setdefault(worker.rank, time.monotonic())
+                if time.monotonic() - self._failed_at[worker.rank] > _GRACE:  # it has raised, but does not end
+                    failed.append(Ending(worker.rank, 1, self._streams[worker.rank, True].traceback))
         return failed
 
-    def _stop(self, running: list[Worker], asked: int | None) -> list[Ending]:
-        """End the workers that still run: politely, then not. Those that fail by themselves meanwhile are returned."""
+    def _stop(self, running: list[Worker], asked: int | None, failures: list[Ending]) -> None:
+        """End the workers that still run, politely, then not; add those that fail by themselves to ``failures``."""
         polite = signal.SIGINT if asked == signal.SIGINT else signal.SIGTERM
-        failed = [] if asked else self._wait(running, 0.3)  # ranks with the same mistake need a moment
+        if asked is None:
+            failures += self._wait(running, 0.3)  # ranks with the same mistake need a moment
+        known = {ending.rank for ending in failures}
+        for worker in running:
+            if worker.stage == "failed" and worker.rank not in known:
+                failures.append(Ending(worker.rank, 1, self._streams[worker.rank, True].traceback))
         for worker in running:
             worker.process.send_signal(polite)
         interrupts = len(self._received)
         deadline = time.monotonic() + _GRACE
         while running and time.monotonic() < deadline and len(self._received) == interrupts:
             self._pump(0.02)
-            self._reap(running)
+            for worker in [w for w in running if w.process.poll() is not None]:
+                running.remove(worker)
         for worker in running:
             worker.process.kill()
         for worker in running:
             worker.process.wait()
-        return failed
 
     def _wait(self, running: list[Worker], seconds: float) -> list[Ending]:
         failed: list[Ending] = []
@@ -138,9 +159,7 @@ class _Supervisor:
             return False
         worker, error = key.data
         if error is None:
-            *lines, self._events_rest = (self._events_rest + data).split(b"\n")
-            for record in filter(None, map(decode, lines)):
-                self._screen.progress(record)
+            self._take_events(worker, data)
         else:
             stream = self._streams[worker.rank, error]
             self._show(worker.rank, error, stream.feed(data))
@@ -148,24 +167,31 @@ class _Supervisor:
                 self._screen.status(stream.status)
         return True
 
-    def _drain(self) -> None:
-        """Read what is in the pipes now; data-loader processes may keep them open, so not until their end."""
-        for key in list(self._selector.get_map().values()):
-            while key.fd in self._selector.get_map() and self._read(key):
-                pass
+    def _take_events(self, worker: Worker, data: bytes) -> None:
+        *lines, worker.events_rest = (worker.events_rest + data).split(b"\n")
+        for record in map(decode, lines):
+            if isinstance(record, Stage):
+                worker.stage = record.stage
+            elif isinstance(record, Progress) and worker.rank == 0:
+                self._screen.progress(record)
 
-    def _finish(self, worker: Worker) -> list[str]:
-        """Show the last lines of a worker that has ended; return its traceback if that is why."""
-        traceback: list[str] = []
+    def _drain(self, worker: Worker) -> None:
+        """Read what an ended worker has left in its pipes; its children may hold them open, and go on writing."""
+        for key in [key for key in self._selector.get_map().values() if key.data and key.data[0] is worker]:
+            for _ in range(_DRAIN):
+                if key.fd not in self._selector.get_map() or not self._read(key):
+                    break
+
+    def _finish(self, worker: Worker) -> None:
+        """Show the last lines of a worker that has ended; keep back the traceback with which it failed."""
         for error in (False, True):
-            shown, held = self._streams[worker.rank, error].finish()
-            self._show(worker.rank, error, shown)
-            traceback += held
-        for line in traceback:
+            stream = self._streams[worker.rank, error]
+            self._show(worker.rank, error, stream.finish())
+        held = self._streams[worker.rank, True].take_held()
+        for line in held:
             self._logs.write(worker.rank, line)
         if worker.process.returncode == 0:
-            self._show(worker.rank, True, traceback, log=False)
-        return traceback
+            self._show(worker.rank, True, held, log=False)
 
     def _show(self, rank: int, error: bool, lines: list[str], *, log: bool = True) -> None:
         for line in lines:

@@ -39,11 +39,9 @@ class Worker:
     process: subprocess.Popen[bytes]
     stdout: IO[bytes]
     stderr: IO[bytes]
-    events: int | None
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank}"
+    events: int
+    stage: str = ""  # the last that it has told (see hocket.events.Stage)
+    events_rest: bytes = b""
 
 
 def start(job: Job) -> tuple[list[Worker], socket.socket]:
@@ -91,25 +89,21 @@ def environment(job: Job, rank: int, port: int) -> dict[str, str]:
 
 def _start_one(job: Job, rank: int, port: socket.socket, arrange: Callable[[], None]) -> Worker:
     env = environment(job, rank, port.getsockname()[1])
-    reader = writer = None
-    if rank == 0:
-        reader, writer = os.pipe()
-        env["HOCKET_EVENTS"] = str(writer)
+    reader, writer = os.pipe()
+    env["HOCKET_EVENTS"] = str(writer)
     process = subprocess.Popen(
         [sys.executable, *job.command],
         env=env,
         stdin=None if rank == 0 else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=() if writer is None else (writer,),
+        pass_fds=(writer,),
         start_new_session=True,
         preexec_fn=arrange,  # noqa: PLW1509 - the launcher has one thread
         bufsize=0,
     )
-    if writer is not None:
-        os.close(writer)
+    os.close(writer)
     assert process.stdout is not None and process.stderr is not None
     for descriptor in (process.stdout.fileno(), process.stderr.fileno(), reader):
-        if descriptor is not None:
-            os.set_blocking(descriptor, False)
+        os.set_blocking(descriptor, False)
     return Worker(rank, process, process.stdout, process.stderr, reader)

@@ -28,12 +28,22 @@ class Strategy(ABC):
     """How many exchanges there have been."""
 
 
-def wrap_step(optimizer: Optimizer, around: Callable[..., Any]) -> None:
-    """Have ``optimizer.step(…)`` call ``around(original_step, …)``; LR schedulers find what they look for."""
+def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Collector) -> None:
+    """Have ``optimizer.step(…)`` call ``around_step(original_step, …)``, and the collector hear of ``zero_grad``.
+
+    LR schedulers find what they look for.
+    """
     original: Step = optimizer.step
+    original_zero = optimizer.zero_grad
 
     @functools.wraps(original)
     def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
+        return around_step(original, *args, **kwargs)
+
+    @functools.wraps(original_zero)
+    def zero_grad(_: Optimizer, *args: Any, **kwargs: Any) -> None:
+        collector.forget()
+        original_zero(*args, **kwargs)
 
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]

@@ -5,20 +5,30 @@ from __future__ import annotations
 import operator
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hocket.comm.algorithms import reduce_into
+from hocket.comm.algorithms import average_into
 from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import StrategyError
-from hocket.strategies.base import Step, Strategy, wrap_step
+from hocket.strategies.base import Step, Strategy, wrap
 from hocket.strategies.collector import Collector, read_payloads
-from hocket.strategies.exchange import GradientExchange, Judgement, agree_on_missing, check_exchanged
+from hocket.strategies.exchange import (
+    GradientExchange,
+    Judgement,
+    agree_on_missing,
+    average_loss,
+    check_exchanged,
+    number_rates,
+    say_rates,
+)
 from hocket.strategies.kinds import divides_by_elements
 from hocket.strategies.local_gradient import LocalGradient
 from hocket.strategies.members import Members
@@ -47,8 +57,9 @@ class CentralTraining(Strategy):
             if by_elements
             else WholeUpdate(communicator, optimizer, members, self._layout, gradients)
         )
-        ModelHooks(model, self.collector, self._shared.accept_writes)
-        wrap_step(optimizer, self._step)
+        hooks = ModelHooks(model, self.collector)
+        hooks.watch_loading(model, self._before_load, self._shared.accept_writes)
+        wrap(optimizer, self._step, self.collector)
 
     @abstractmethod
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
@@ -65,29 +76,34 @@ class CentralTraining(Strategy):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = average_loss(self._communicator, self.collector, closure())
         self._members.check_groups(self._optimizer)
         self._shared.check()
-        present = self._agree()
-        if present is None:
-            return loss
-        self._fetch(self._update.prepare(present))
-        self._update.step(original, **options)
-        news = self._communicator.transport.meet(_PUBLISH, self._update.news(), self._describe)
-        if any(news):
-            self._update.share()
+        with _hooks_outside(self._optimizer, options):
+            present = self._agree()
+            if present is None:
+                return loss
+            self._fetch(self._update.prepare(present))
+            self._update.step(original, **options)
+            news = self._communicator.transport.meet(_PUBLISH, self._update.news(), self._describe)
+            if any(news):
+                self._update.share()
         self._shared.mark_updated()
         return loss
 
+    def _before_load(self) -> None:
+        # Another rank may still compute with the old values.
+        self._communicator.barrier("load_state_dict() of a central model, which every rank must call")
+
     def _describe(self) -> str:
-        return f"the update of step {self.steps}"
+        return f"the update of step {self.steps}{say_rates(self._optimizer)}"
 
 
 class CentralAveraged(CentralTraining):
     """``central``: after ``backward()`` every worker has the averaged gradient, as with ``mirrored``."""
 
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
-        self._exchange = GradientExchange(self._communicator, self._members, self._layout, on_nan)
+        self._exchange = GradientExchange(self._communicator, self._members, self._layout, on_nan, self._optimizer)
         self.collector = self._exchange.collector
         return self._exchange.results
 
@@ -96,7 +112,7 @@ class CentralAveraged(CentralTraining):
         return self._exchange.steps
 
     def _agree(self) -> bytes | None:
-        if not self._exchange.before_step():
+        if not self._exchange.before_step(self._optimizer):
             return None
         present = self._exchange.sync_results()
         # Others may still read parameters or gradients until they come here.
@@ -134,9 +150,11 @@ class CentralFused(CentralTraining):
             self._note_changes(gradients)
         self.steps += 1
         payload = self.collector.repeat_payload(self._payload)
-        nonfinite, same = read_payloads(self._communicator.transport.meet(self._number, payload, self._describe))
+        nonfinite, same = read_payloads(
+            self._communicator.transport.meet(self._number + number_rates(self._optimizer), payload, self._describe)
+        )
         self._judgement.record(nonfinite)
-        if not self._judgement.allows_step():
+        if not self._judgement.allows_step(self._optimizer):
             return None
         missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
         return missing.translate(_NOT)
@@ -158,9 +176,22 @@ class CentralFused(CentralTraining):
 
     def _fetch(self, ranges: list[Range]) -> None:
         for bucket, start, end in ranges:
-            reduce_into(
-                self._averages[bucket][start:end], [slot[bucket][start:end] for slot in self._slots.slots], "mean"
-            )
+            average_into(self._averages[bucket][start:end], [slot[bucket][start:end] for slot in self._slots.slots])
+
+
+@contextmanager
+def _hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[None]:
+    """Run the hooks on ``optimizer.step`` while the optimizer looks as the script knows it, not divided."""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    for hook in before.values():
+        hook(optimizer, (), options)
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before, after
+    for hook in after.values():
+        hook(optimizer, (), options)
 
 
 _PUBLISH = zlib.crc32(b"publish")

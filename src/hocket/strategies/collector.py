@@ -48,7 +48,9 @@ class Collector:
         self.missing = bytes(len(self.parameters))  # one byte per parameter without a gradient here, of the last pass
         self._on_end = on_end
         self._check_finite = check_finite
-        self._armed = False
+        self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
+        self.weight = 1.0  # of what the next backward passes contribute
+        self._task: int | None = None  # autograd's number of the backward pass whose end will call _end
         self._total = 0.0
         self._copied = bytearray(len(self.parameters))
         small_runs = layout.runs(i for i, p in enumerate(self.parameters) if p.numel() < LARGE)
@@ -65,12 +67,15 @@ class Collector:
         self.views, self._flats = self._view_sets[current], self._small_flats[current]
 
     def begin(self) -> None:
-        """Before a forward pass: forget a backward pass that raised in the middle, and hook what was unfrozen."""
-        if self._armed and torch._C._current_graph_task_id() == -1:
-            self._armed, self._total = False, 0.0
-            self._copied = bytearray(len(self.parameters))
+        """Before a forward pass, or a context that accumulates: notice what was unfrozen, or thrown away."""
         if any(p.requires_grad for p in self._frozen_parameters):
             self.hook_new()
+        if self.passes and all(p.grad is None for p in self.parameters):
+            self.forget()
+
+    def forget(self) -> None:
+        """Gradients that were held back have been thrown away by ``zero_grad``."""
+        self.passes, self.mean = 0, self.mean and self.held > 0
 
     def hook_new(self) -> None:
         """Hook every parameter that requires a gradient and has no hook yet."""
@@ -87,6 +92,7 @@ class Collector:
 
     def weigh(self, weight: float) -> None:
         """Multiply what the next backward passes contribute; weight 0 drops it, so that a NaN does not count."""
+        self.weight = weight
         for handle in self._weights:
             handle.remove()
         self._weights.clear()
@@ -109,14 +115,14 @@ class Collector:
 
     def _small_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
-            if not self._armed:
+            if self._task != _current_task():
                 self.arm()
 
         return hook
 
     def _large_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            if not self._armed:
+            if self._task != _current_task():
                 self.arm()
             if not self.held:
                 self._copy(index, parameter)
@@ -143,23 +149,33 @@ class Collector:
     def _scale(self) -> float:
         return 1 / (self.passes + 1) if self.mean else 1.0
 
-    def arm(self) -> None:
-        """Have ``_end`` called when the outermost backward pass is over."""
-        if self._armed or self._nested():
+    def arm(self, *, by_output: bool = False) -> None:
+        """Have ``_end`` called when the outermost backward pass is over.
+
+        A model's output gets its gradient in ``torch.autograd.grad``, too, which leaves ``p.grad`` alone; there is
+        nothing to exchange then.
+        """
+        task, depth = _current_task(), self._depth()
+        if task == self._task or (by_output and depth == 0):
             return
-        self._armed = True
+        if depth > 1:
+            self.unfinished |= self._task is None  # until the outer pass is found, too
+            return
+        if self._task is not None:  # the last backward pass raised in the middle: begin anew
+            self._total, self._copied = 0.0, bytearray(len(self.parameters))
+        self._task = task
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
-    def _nested(self) -> bool:
-        """Whether this is a backward pass inside another one, as reentrant checkpointing makes them."""
+    def _depth(self) -> int:
+        """How many calls of ``backward()`` this one is in; reentrant checkpointing makes inner ones."""
         frame, depth = sys._getframe(1), 0
         while frame is not None:
             depth += frame.f_code is self._backward_code
             frame = frame.f_back  # type: ignore[assignment]
-        return depth > 1
+        return depth
 
     def _end(self) -> None:
-        self._armed = False
+        self._task, self.unfinished = None, False
         if self.held:
             self.passes += 1
             return
@@ -170,6 +186,8 @@ class Collector:
         self._copied = bytearray(len(self.parameters))
 
     def _collect_rest(self) -> None:
+        if any(p.requires_grad for p in self._frozen_parameters):
+            self.hook_new()
         late = self._small
         if self._copied.count(1) < len(self._large):
             late = late + [i for i in self._large if not self._copied[i]]
@@ -185,11 +203,14 @@ class Collector:
         self.missing = bytes(missing)
         views = [self.views[i] for i in late]
         with torch._C.DisableTorchFunctionSubclass():  # they may be LocalGradients
-            for i, gradient in zip(late, gradients, strict=True):
-                if gradient.layout != torch.strided:  # type: ignore[union-attr]
-                    self._refuse_sparse(i)
-            if views:
-                torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
+            try:
+                if views:
+                    torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
+            except RuntimeError:
+                for i, gradient in zip(late, gradients, strict=True):
+                    if gradient.layout != torch.strided:  # type: ignore[union-attr]
+                        self._refuse_sparse(i)
+                raise
         scale = self._scale()
         if scale != 1 and views:
             torch._foreach_mul_(views, scale)
@@ -214,6 +235,9 @@ def read_payloads(payloads: Sequence[int]) -> tuple[dict[int, int], bool]:
     """From all ranks' payloads: the parameter that is not finite by rank, and whether the same ones are missing."""
     nonfinite = {r: (p & ~_NONFINITE) >> _NUMBER for r, p in enumerate(payloads) if p & _NONFINITE}
     return nonfinite, len({p & (1 << _NUMBER) - 1 for p in payloads}) == 1
+
+
+_current_task = torch._C._current_graph_task_id
 
 
 def _total(tensor: torch.Tensor) -> float:

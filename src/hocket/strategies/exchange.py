@@ -8,6 +8,10 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
@@ -28,8 +32,10 @@ class Judgement:
         """Remember which rank had which parameter's gradient not finite; empty if all were fine."""
         self._nonfinite = nonfinite
 
-    def allows_step(self) -> bool:
+    def allows_step(self, optimizer: Optimizer | None) -> bool:
         """Whether the step may be taken; raises if the user asked for that."""
+        if getattr(optimizer, "found_inf", None) is not None:
+            self._nonfinite = {}  # GradScaler has looked itself, and this optimizer skips by itself
         if not self._nonfinite:
             return True
         where = "; ".join(f"rank {rank}: {self._names[number]!r}" for rank, number in self._nonfinite.items())
@@ -46,7 +52,9 @@ class Judgement:
 class GradientExchange:
     """Averages the gradients of ``members`` over all ranks at the end of each backward pass."""
 
-    def __init__(self, communicator: Communicator, members: Members, layout: Layout, on_nan: str) -> None:
+    def __init__(
+        self, communicator: Communicator, members: Members, layout: Layout, on_nan: str, optimizer: Optimizer | None
+    ) -> None:
         self.members, self.layout = members, layout
         self.steps = 0
         self.judgement = Judgement(members.names, on_nan)
@@ -63,9 +71,10 @@ class GradientExchange:
             check_finite=on_nan != "ignore",
         )
         self._number = zlib.crc32(repr(members.describe()).encode())
+        self._optimizer = optimizer
 
     def describe(self) -> str:
-        return f"the gradient exchange of step {self.steps + 1}"
+        return f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
 
     def sync_results(self) -> bytes:
         """Before an update from ``results``: bring in what the user put in place of a gradient.
@@ -84,14 +93,16 @@ class GradientExchange:
                     view.copy_(gradient)
         return bytes(present)
 
-    def before_step(self) -> bool:
+    def before_step(self, optimizer: Optimizer | None) -> bool:
         """Whether ``optimizer.step`` may go on; raises if gradients were never exchanged."""
         check_exchanged(self.collector)
-        return self.judgement.allows_step()
+        return self.judgement.allows_step(optimizer)
 
     def _exchange(self) -> None:
         self.members.check_homes()
-        payloads = self._averager.average(self._number, self.collector.payload(), self.describe)
+        payloads = self._averager.average(
+            self._number + number_rates(self._optimizer), self.collector.payload(), self.describe
+        )
         self.collector.use(self._averager.slots)
         self.steps += 1
         nonfinite, same = read_payloads(payloads)
@@ -109,10 +120,40 @@ def agree_on_missing(communicator: Communicator, missing: bytes) -> bytes:
     return common.to_bytes(len(missing), "little")
 
 
+def _rates(optimizer: Optimizer | None) -> list[float]:
+    return [] if optimizer is None else [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+
+
+def number_rates(optimizer: Optimizer | None) -> int:
+    """A part of a signature: ranks whose learning rates differ do not do the same."""
+    return zlib.crc32(repr(_rates(optimizer)).encode()) << 1
+
+
+def say_rates(optimizer: Optimizer | None) -> str:
+    """The same, in words."""
+    rates = _rates(optimizer)
+    return f" with learning rate{'s' if len(rates) > 1 else ''} {', '.join(map(str, rates))}" if rates else ""
+
+
 def check_exchanged(collector: Collector) -> None:
-    """Raise if the last backward pass before a step was held back by ``accumulate``."""
+    """Raise if there are gradients that were not exchanged."""
     if collector.passes:
         raise UsageError(
             f"optimizer.step() after {collector.passes} backward passes inside hocket.accumulate(), none of them "
             "exchanged: run the last backward pass before a step outside of it"
         )
+    if collector.unfinished:
+        raise UsageError(
+            "all gradients were made inside reentrant checkpoints, and the model's output did not show when the "
+            "backward pass was over: use checkpoint(…, use_reentrant=False), or call the model itself and have it "
+            "return tensors"
+        )
+
+
+def average_loss(communicator: Communicator, collector: Collector, loss: Any) -> Any:
+    """The loss of a closure over all ranks' samples: optimizers that compare losses must all see the same."""
+    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+        return loss
+    mean = loss.detach().clone(memory_format=torch.contiguous_format).mul_(collector.weight)
+    communicator.allreduce(mean, "mean")
+    return mean

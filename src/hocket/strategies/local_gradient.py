@@ -12,23 +12,15 @@ import torch
 
 from hocket.errors import StrategyError
 
-_ALLOWED = {
-    "zero_",
-    "_foreach_zero_",
-    "detach_",
-    "requires_grad_",
-    "__get__",
-    "__set__",
-    "__repr__",
-    "__format__",
-    "dim",
-    "size",
-    "stride",
-    "numel",
-    "is_floating_point",
-    "is_complex",
-    "data_ptr",
-}
+_ALLOWED_CALLS = {
+    "zero_", "_foreach_zero_", "detach_", "requires_grad_", "__repr__", "__format__",
+    "dim", "size", "stride", "numel", "is_floating_point", "is_complex", "data_ptr",
+}  # fmt: skip
+_ALLOWED_ATTRIBUTES = {
+    "shape", "dtype", "device", "layout", "ndim", "nbytes", "itemsize", "names", "grad", "grad_fn", "requires_grad",
+    "is_leaf", "is_sparse", "is_sparse_csr", "is_nested", "is_cpu", "is_cuda", "is_meta", "is_quantized", "_version",
+    "_backward_hooks", "_base", "is_mkldnn", "is_mps", "is_xpu", "retains_grad", "output_nr",
+}  # fmt: skip
 
 
 class LocalGradient(torch.Tensor):
@@ -47,9 +39,12 @@ class LocalGradient(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func.__name__ not in _ALLOWED:
+        name, allowed = func.__name__, _ALLOWED_CALLS
+        if name in ("__get__", "__set__"):
+            name, allowed = getattr(func.__self__, "__name__", name), _ALLOWED_ATTRIBUTES  # type: ignore[attr-defined]
+        if name not in allowed:
             raise StrategyError(
-                f"{func.__name__}() needs the averaged gradient, which strategy 'central(fused=True)' never makes "
+                f"{name} needs the averaged gradient, which strategy 'central(fused=True)' never makes "
                 "(no clipping, GradScaler or gradient logging there): use --strategy central or mirrored"
             )
         with torch._C.DisableTorchFunctionSubclass():

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
-from hocket.strategies.base import Step, Strategy, wrap_step
-from hocket.strategies.exchange import GradientExchange
+from hocket.strategies.base import Step, Strategy, wrap
+from hocket.strategies.exchange import GradientExchange, average_loss
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
 
@@ -22,12 +22,12 @@ class MirroredTraining(Strategy):
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
     ) -> None:
-        self._exchange = GradientExchange(communicator, members, Layout(members.parameters), on_nan)
+        self._exchange = GradientExchange(communicator, members, Layout(members.parameters), on_nan, optimizer)
         self.collector = self._exchange.collector
-        self._optimizer, self._members = optimizer, members
+        self._communicator, self._optimizer, self._members = communicator, optimizer, members
         ModelHooks(model, self.collector)
         if optimizer is not None:
-            wrap_step(optimizer, self._step)
+            wrap(optimizer, self._step, self.collector)
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -38,11 +38,11 @@ class MirroredTraining(Strategy):
         assert optimizer is not None
         self._members.check_groups(optimizer)
         if closure is None:
-            return original(**options) if self._exchange.before_step() else None
+            return original(**options) if self._exchange.before_step(optimizer) else None
 
         def judged() -> Any:
-            loss = closure()
-            if not self._exchange.before_step():
+            loss = average_loss(self._communicator, self.collector, closure())
+            if not self._exchange.before_step(optimizer):
                 optimizer.zero_grad(set_to_none=True)
             return loss
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,33 +15,42 @@ from hocket.strategies.collector import Collector
 class ModelHooks:
     """Hooks on ``model``; a copy of the model, or a pickled one, carries hooks that do nothing."""
 
-    def __init__(self, model: nn.Module, collector: Collector, on_load: Callable[[], None] | None = None) -> None:
-        self._model: nn.Module | None = model
+    def __init__(self, model: nn.Module, collector: Collector) -> None:
+        self._hooked = {id(module) for module in model.modules()}
         self._collector = collector
         model.register_forward_pre_hook(self.before)
         model.register_forward_hook(self.after)
-        if on_load is not None:
-            self._on_load = on_load
-            model.register_load_state_dict_post_hook(self.loaded)
+
+    def watch_loading(self, model: nn.Module, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """Call ``before`` and ``after`` when ``load_state_dict`` writes to ``model`` or a part of it."""
+        self._before_load, self._after_load = before, after
+        for module in model.modules():
+            if module._parameters:
+                module.register_load_state_dict_pre_hook(self.load)
+                module.register_load_state_dict_post_hook(self.loaded)
 
     def before(self, module: nn.Module, _: object) -> None:
-        if module is self._model and not torch.compiler.is_compiling():
+        if id(module) in self._hooked and not torch.compiler.is_compiling():
             self._collector.begin()
 
     def after(self, module: nn.Module, _: object, output: object) -> None:
         # Under reentrant checkpointing all parameters may get their gradients in inner backward passes; the hook
         # on the output runs in the outer one.
-        if module is self._model and not torch.compiler.is_compiling() and torch.is_grad_enabled():
+        if id(module) in self._hooked and not torch.compiler.is_compiling() and torch.is_grad_enabled():
             for tensor in _tensors(output):
-                if tensor.requires_grad:
+                if tensor.grad_fn is not None:
                     tensor.register_hook(self._arm)
 
+    def load(self, module: nn.Module, *_: object) -> None:
+        if id(module) in self._hooked:
+            self._before_load()
+
     def loaded(self, module: nn.Module, _: object) -> None:
-        if module is self._model:
-            self._on_load()
+        if id(module) in self._hooked:
+            self._after_load()
 
     def _arm(self, _: torch.Tensor) -> None:
-        self._collector.arm()
+        self._collector.arm(by_output=True)
 
     def __deepcopy__(self, _: dict[int, Any]) -> ModelHooks:
         return _idle_hooks()
@@ -51,15 +61,18 @@ class ModelHooks:
 
 def _idle_hooks() -> ModelHooks:
     hooks = object.__new__(ModelHooks)
-    hooks._model = None
+    hooks._hooked = set()
     return hooks
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
+    """All tensors in what a model returns: tuples, lists, dicts and dataclasses of them included."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = list(vars(value).values())
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _tensors(item)]
     return []

@@ -38,16 +38,19 @@ class SharedParameters:
         communicator.barrier("hocket.distribute()")
         for home, parameter in zip(homes, members.parameters, strict=True):
             parameter.data = home
+        self._turn = 0
         self._pointers = [parameter.data_ptr() for parameter in members.parameters]
         self.accept_writes()
 
     def accept_writes(self) -> None:
         """Take the parameters as they are now: every rank has written the same to them, as in load_state_dict."""
         self._versions = list(map(_version, self._members.parameters))
+        self._sample = self._take_sample()
 
     def mark_updated(self) -> None:
         """Tell autograd that the values have changed, so that a graph from before is not used again."""
         torch.autograd.graph.increment_version(self._members.parameters)
+        self._turn += 1
         self.accept_writes()
 
     def check(self) -> None:
@@ -57,6 +60,9 @@ class SharedParameters:
             self._raise_left()
         if list(map(_version, members.parameters)) != self._versions:
             self._raise_written()
+        # Writing to p.data leaves no trace in the versions, so one parameter's values are looked at, each time another.
+        if self._take_sample() != self._sample:
+            self._raise_written(self._turn % len(members.parameters))
 
     def _raise_left(self) -> NoReturn:
         members = zip(self._members.names, self._members.parameters, self._pointers, strict=True)
@@ -66,13 +72,22 @@ class SharedParameters:
             "share_memory() or load_state_dict(assign=True), nor set p.data, after hocket.distribute()"
         )
 
-    def _raise_written(self) -> NoReturn:
+    def _take_sample(self) -> str:
+        parameter = self._members.parameters[self._turn % len(self._members.parameters)]
+        return repr(float(parameter.detach().view(-1)[:_SAMPLE].sum())) if parameter.is_contiguous() else ""
+
+    def _raise_written(self, index: int | None = None) -> NoReturn:
         members = zip(self._members.names, self._members.parameters, self._versions, strict=True)
-        name = next(name for name, parameter, version in members if parameter._version != version)
+        name = (
+            next(name for name, parameter, version in members if parameter._version != version)
+            if index is None
+            else self._members.names[index]
+        )
         raise SharedCopyError(
             f"parameter {name!r} was written to in place by the script, which with strategy 'central' every worker "
             "does to the same copy: write before hocket.distribute(), in load_state_dict(), or use --strategy mirrored"
         )
 
 
+_SAMPLE = 1 << 14  # elements
 _version = operator.attrgetter("_version")

@@ -73,13 +73,15 @@ class SlicedUpdate(Update):
         self._runs: list[Run] = []
         self._present = b""
         self._states: dict[tuple[int, str], tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
-        self._loaded = bool(optimizer.state)
-        optimizer.register_load_state_dict_post_hook(lambda _: self._mark_loaded())
+        self._shown: object = None  # the optimizer.state that has been taken over, and how much it then held
+        self._shown_length = 0
+        if not optimizer.state:
+            self._note_shown()
         optimizer.register_state_dict_pre_hook(lambda _: self._show())
         optimizer.register_state_dict_post_hook(_separate_scalars)
 
     def prepare(self, present: bytes) -> list[Range]:
-        if self._loaded:
+        if self._is_loaded():
             self._adopt_loaded()
         if present != self._present:
             self._plan(present)
@@ -117,6 +119,7 @@ class SlicedUpdate(Update):
                     else:
                         piece.shared[key] = None
         self._show()
+        self._note_shown()
         self._communicator.barrier("sharing the optimizer's state")
 
     def _new_keys(self, piece: Piece) -> list[str]:
@@ -128,8 +131,12 @@ class SlicedUpdate(Update):
             if key not in shared or (shared[key] is not value and shared[key] is not None)
         ]
 
-    def _mark_loaded(self) -> None:
-        self._loaded = True
+    def _is_loaded(self) -> bool:
+        """Whether the script has put another state there since the last step, or cleared it."""
+        return self._optimizer.state is not self._shown or len(self._optimizer.state) < self._shown_length
+
+    def _note_shown(self) -> None:
+        self._shown, self._shown_length = self._optimizer.state, len(self._optimizer.state)
 
     def _share(self, bucket: int, piece: Piece, key: str, value: torch.Tensor) -> None:
         flat = self._full(bucket, key, value.dtype)[0]
@@ -153,7 +160,7 @@ class SlicedUpdate(Update):
 
     def _show(self) -> None:
         """Let ``optimizer.state`` have for every parameter what it would have in a plain script."""
-        if self._loaded:
+        if self._is_loaded():
             return  # it has, until the next step takes that over
         for run in self._runs:
             for key, value in run.pieces[0].state.items():
@@ -227,7 +234,6 @@ class SlicedUpdate(Update):
 
         Parameters whose scalars differ must not share a run.
         """
-        self._loaded = False
         state, parameters = self._optimizer.state, self._members.parameters
         loaded = {i: state[p] for i, p in enumerate(parameters) if self._members.groups[i] >= 0 and p in state}
         self._runs, self._present = [], b""
@@ -256,6 +262,7 @@ class SlicedUpdate(Update):
             template = Run(run.group, run.bucket, run.members, present=False)
             template.pieces = [Piece(torch.empty(0), 0, 0, dict(loaded[run.members[0]]))]
             run.pieces = self._cut(run, template)
+        self._note_shown()
         self._show()
 
 

@@ -34,12 +34,13 @@ class WholeUpdate(Update):
         self._mine = _assign(layout, communicator.size)[communicator.rank]
         self._active: list[int] = []
         self._shared: dict[tuple[int, str], torch.Tensor] = {}
-        self._loaded = bool(optimizer.state)
-        optimizer.register_load_state_dict_post_hook(lambda _: self._mark_loaded())
+        self._shown: object = None if optimizer.state else optimizer.state
 
     def prepare(self, present: bytes) -> list[Range]:
-        if self._loaded:
-            self._loaded = False
+        state = self._optimizer.state
+        if state is not self._shown or any(self._members.parameters[i] not in state for i, _ in self._shared):
+            self._shown = state
+            self._shared.clear()
             self._adopt([self._describe(i, key) for i, key in self._keys(range(len(present)))], from_rank_0=True)
         self._active = [i for i in self._mine if present[i] and self._members.groups[i] >= 0]
         places = self._layout.places
@@ -104,9 +105,6 @@ class WholeUpdate(Update):
                 f"{type(value).__name__}, which strategy 'central' cannot share: use --strategy mirrored"
             )
         return index, key, list(value.shape), str(value.dtype).removeprefix("torch.")
-
-    def _mark_loaded(self) -> None:
-        self._loaded = True
 
 
 def _assign(layout: Layout, size: int) -> list[list[int]]:

@@ -10,7 +10,9 @@ Waiting is woken by the loss of a peer and has a deadline; a peer that is alive 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -25,7 +27,7 @@ from hocket.transport.area import LINE, Area, aligned
 _TEXT = 256  # bytes in which a rank says what it waits in
 _SLICE = 0.1  # seconds of sleep between two looks at whether the others live
 _NOTICE = 30.0  # seconds between two lines about a slow rank
-_SEQUENCE, _STATE, _PID, _TEXT_OF = 0, 1, 2, 3  # words of a rank's line
+_STATE, _PID, _TEXT_OF, _GAVE_UP = 1, 2, 3, 4  # words of a rank's line; the first is its sequence number
 _RUNNING, _FINISHED, _FAILED = 0, 1, 2
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -99,13 +101,14 @@ class Gate:
             futex.wake(self._address + rank * LINE)
         # A peer is here when its number is ours, or one further: it may already have met us and gone on.
         here = (sequence, (sequence + 1) & 0xFFFFFFFF)
-        spins = self._spins
+        spins, since = self._spins, 0.0
         for peer in self._peers:
             word = peer * 16
             while words[word] not in here:
                 spins -= 1
                 if spins < 0:
-                    self._sleep(peer, here, what)
+                    since = since or time.monotonic()
+                    self._sleep(peer, here, since, what)
         found = signatures.tolist()
         if found.count(number) != self.size:
             self._disagree(what)
@@ -115,10 +118,11 @@ class Gate:
         """Tell those who may wait for this rank that its script has ended."""
         self._words[self.rank * 16 + _STATE] = _FAILED if failed else _FINISHED
 
-    def _sleep(self, peer: int, here: tuple[int, int], what: Description) -> None:
+    def _sleep(self, peer: int, here: tuple[int, int], since: float, what: Description) -> None:
+        """Until ``peer`` is here; ``since`` is when this rank began to wait for anyone."""
         words, word = self._words, peer * 16
         start = time.monotonic()
-        notice = start + _NOTICE
+        notice = since + _NOTICE * (1 + (start - since) // _NOTICE)
         self._asleep[self.rank] = 1
         try:
             while (seen := words[word]) not in here:
@@ -128,8 +132,8 @@ class Gate:
                     self._check_lost(here, what)
                     if now > notice:
                         notice += _NOTICE
-                        self._give_notice(now - start, here, what)
-                    if now - start > self.timeout:
+                        self._give_notice(now - since, here, what)
+                    if now - since > self.timeout:
                         self._give_up(here, what)
         finally:
             self._asleep[self.rank] = 0
@@ -140,7 +144,11 @@ class Gate:
         return missing, [r for r in range(self.size) if r not in missing]
 
     def _check_lost(self, here: tuple[int, int], what: Description) -> None:
-        lost = [r for r, pidfd in self._pidfds.items() if _has_ended(pidfd) and self._words[r * 16] not in here]
+        lost = [
+            rank
+            for rank, pidfd in self._pidfds.items()
+            if (self._words[rank * 16 + _STATE] == _FAILED or _has_ended(pidfd)) and self._words[rank * 16] not in here
+        ]
         if not lost:
             return
         _, waiting = self._missing(here)
@@ -165,9 +173,11 @@ class Gate:
 
     def _give_up(self, here: tuple[int, int], what: Description) -> None:
         missing, waiting = self._missing(here)
-        if waiting[0] == self.rank:
+        if all(self._words[rank * 16 + _GAVE_UP] != self._sequence for rank in range(self.size)):
+            self._words[self.rank * 16 + _GAVE_UP] = self._sequence
             for rank in range(self.size):
-                os.kill(self._words[rank * 16 + _PID], STACK_SIGNAL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._words[rank * 16 + _PID], STACK_SIGNAL)
         time.sleep(1.0)  # let everyone's stack reach the screen before the job ends
         raise DeadlineExceeded(
             f"{ranks(waiting)} waited {self.timeout:g} s in {_say(what)} for {ranks(missing)} on "
@@ -201,8 +211,6 @@ def _say(what: Description) -> str:
 def _has_ended(pidfd: int) -> bool:
     if pidfd < 0:
         return True
-    import select
-
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(0))
