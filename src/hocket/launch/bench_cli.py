@@ -64,7 +64,8 @@ def _run(name: str, workers: str, as_json: bool, *runs: list[str]) -> None:
     if as_json:
         print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": _cpu(), "rows": rows}, indent=1))
     else:
-        _print_table(f"{name}, {count} workers on {machine.cores()} cores ({_cpu()})", rows)
+        crew = f"{count} worker{'s' if count > 1 else ''}"
+        _print_table(f"{name}, {crew} on {machine.cores()} cores ({_cpu()})", rows)
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:

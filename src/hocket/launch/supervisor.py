@@ -107,6 +107,7 @@ class _Supervisor:
             elif worker.stage == "failed":
                 self._failed_at.setdefault(worker.rank, time.monotonic())
                 if time.monotonic() - self._failed_at[worker.rank] > _GRACE:  # it has raised, but does not end
+                    worker.stage = "reported"
                     failed.append(Ending(worker.rank, 1, self._streams[worker.rank, True].traceback))
         return failed
 
