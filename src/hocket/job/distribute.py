@@ -84,11 +84,13 @@ def _train_together(
     if model in runtime.models:
         raise UsageError("this model has already been distributed: call hocket.distribute() once for each model")
     runtime.models.append(model)
-    members = Members(model, optimizer)
     if config.size == 1 and told is None:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
-        runtime.idle.append(lambda: MirroredTraining(runtime.communicator, model, optimizer, members, "ignore"))
+        runtime.idle.append(
+            lambda: MirroredTraining(runtime.communicator, model, optimizer, Members(model, optimizer), "ignore")
+        )
         return
+    members = Members(model, optimizer)
     _check_same(runtime.communicator, members)
     if optimizer is not None:
         _check_same_optimizer(runtime.communicator, optimizer)
