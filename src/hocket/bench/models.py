@@ -19,7 +19,7 @@ class _Residual(nn.Module):
 
 
 def cnn() -> nn.Module:
-    """About 30,000 parameters, most of the time in convolutions."""
+    """About 20,000 parameters, most of the time in convolutions."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

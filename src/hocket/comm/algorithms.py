@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-_CHUNK = 1 << 16  # elements; several passes over one chunk stay in the cache
+_CHUNK = 1 << 16  # elements per thread; several passes over one chunk stay in the cache
 
 _NARROW = (torch.bfloat16, torch.float16)  # summed in float32
 
@@ -25,10 +25,9 @@ def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str
     The order of the additions depends only on the number of parts, so every rank gets the same bits. Types of
     less than 32 bits are summed in float32.
     """
-    if out.numel() > _CHUNK and len(parts) > 2:
-        for start in range(0, out.numel(), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
-            reduce_into(out[chunk], [part[chunk] for part in parts], operation)
+    if len(parts) > 2 and out.numel() > _chunk():
+        for target, *pieces in _chunks(out, parts):
+            reduce_into(target, pieces, operation)
     elif out.dtype in _NARROW and operation in ("mean", "sum"):
         total = parts[0].float()
         for part in parts[1:]:
@@ -50,11 +49,18 @@ def average_into(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """
     if len(parts) > 2 and out.dtype in _NARROW:
         reduce_into(out, parts, "mean")
-    elif len(parts) > 2 and out.numel() > _CHUNK:
-        for start in range(0, out.numel(), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
-            average_into(out[chunk], [part[chunk] for part in parts])
+    elif len(parts) > 2 and out.numel() > _chunk():
+        for target, *pieces in _chunks(out, parts):
+            average_into(target, pieces)
     else:
         torch.lerp(parts[0], parts[1], 1 / 2, out=out)
         for count, part in enumerate(parts[2:], start=3):
             torch.lerp(out, part, 1 / count, out=out)
+
+
+def _chunk() -> int:
+    return _CHUNK * torch.get_num_threads()
+
+
+def _chunks(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(*(tensor.split(_chunk()) for tensor in (out, *parts)), strict=True)

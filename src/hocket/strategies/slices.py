@@ -21,7 +21,7 @@ from hocket.strategies.base import Step
 from hocket.strategies.members import Members
 from hocket.strategies.update import Range, Update
 
-_PIECE = 1 << 16  # elements; with gradient and state a few pieces fit into the second-level cache
+_PIECE = 1 << 16  # elements per thread; with gradient and state a few pieces fit into the second-level cache
 _NOTHING = 16  # elements of the piece of a worker whose slice is empty
 
 _SCALARS = frozenset(("step", "eta", "mu", "mu_product"))  # of PyTorch's optimizers
@@ -207,7 +207,7 @@ class SlicedUpdate(Update):
         last = align(self._layout.places[run.members[-1]].end, bucket.dtype)
         begin, end = cut(last - first, bucket.dtype, self._communicator.size)[self._communicator.rank]
         fused = self._optimizer.param_groups[run.group].get("fused")
-        size = max(end - begin, 1) if fused else _PIECE
+        size = max(end - begin, 1) if fused else _PIECE * torch.get_num_threads()
         pieces = []
         for start in range(first + begin, first + end, size):
             stop = min(start + size, first + end)
