@@ -1,6 +1,7 @@
 """Fixtures of all tests; one of them fails any test that leaves something behind."""
 
 import os
+import secrets
 import sys
 import threading
 import time
@@ -12,6 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pool import Pool
+
+SESSION = secrets.token_hex(8)
+os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a test starts
+MARK = f"HOCKET_TEST_SESSION={SESSION}".encode()
 
 
 @pytest.fixture(scope="session")
@@ -40,32 +45,41 @@ def _children(pid: int) -> set[int]:
 
 
 def _marked() -> set[int]:
-    """Processes of any job, children of ours or not."""
+    """Processes that some test of this session has started, children of ours or not."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if b"\0HOCKET_JOB=" in b"\0" + entry.read_bytes():
+            if MARK in entry.read_bytes().split(b"\0"):
                 found.add(int(entry.parent.name))
         except OSError:
             continue
     return found
 
 
-def _ports() -> set[str]:
+def _ports(pids: set[int]) -> set[str]:
+    """The sockets on which one of ``pids`` listens."""
     lines = [
         line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
     ]
-    listening = {f"tcp {fields[1]}" for fields in lines if fields[3] == "0A"}
-    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@hocket-" in line}
-    return listening | sockets
+    listening = {fields[9]: f"tcp {fields[1]}" for fields in lines if fields[3] == "0A"}
+    found = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = str(link.readlink())
+            except OSError:
+                continue
+            found.add(listening.get(target.removeprefix("socket:[").removesuffix("]"), ""))
+    return found - {""}
 
 
 def _state(pool_pids: set[int]) -> dict[str, set[object]]:
     return {
-        "processes": {p for p in _children(os.getpid()) if p not in pool_pids} | _marked(),
+        "processes": ({p for p in _children(os.getpid()) if p not in pool_pids} | _marked())
+        - {os.getpid(), *pool_pids},
         "threads": {thread.name for thread in threading.enumerate()},
         "shared memory": set(Path("/dev/shm").iterdir()),
-        "ports": set(_ports()),
+        "ports": set(_ports({os.getpid(), *pool_pids})),
     }
 
 

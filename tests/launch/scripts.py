@@ -119,6 +119,19 @@ def main() -> None:
         except KeyError:
             traceback.print_exc()
         print("going on", flush=True)
+    elif what == "slow rank":
+        from hocket.transport import gate
+
+        gate._NOTICE = 0.3
+        hocket.init()
+        if hocket.rank() == 1:
+            time.sleep(2)
+        hocket.barrier()
+    elif what == "other machine":
+        from hocket.transport import futex
+
+        futex.supported = lambda: False
+        train()
     elif what == "absent":
         if os.environ["RANK"] == "1":
             sys.exit(0)

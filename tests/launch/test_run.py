@@ -104,6 +104,19 @@ def test_who_waits_for_whom_is_said_and_at_the_timeout_all_stacks() -> None:
     assert re.search(r"\[1\]   File .*scripts.py\", line \d+ in main", done.stderr)
 
 
+def test_a_slow_rank_is_named_now_and_then() -> None:
+    done = run(3, "slow rank")
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if "waited" in line]
+    assert lines and all("[0] hocket: ranks 0, 2 waited" in line and "for rank 1 (alive)" in line for line in lines)
+
+
+def test_where_shared_memory_does_not_run_gloo_does() -> None:
+    done = run(2, "other machine")
+    assert done.returncode == 0, done.stderr
+    assert "[0] hocket: shared memory needs x86-64 Linux; using Gloo, which is slower" in done.stderr
+
+
 def test_help_and_choices_need_no_torch() -> None:
     code = "import sys; from hocket.launch import cli; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -41,7 +41,7 @@ def distribute(
     new one over the same data set, with this rank's part of every global batch.
 
     Args:
-        model: The model to train; may be left out to distribute only a loader (for evaluation).
+        model: The model to train; may be left out to distribute only a loader.
         optimizer: The optimizer that trains it.
         loader: A loader whose batch size is that of one worker.
         strategy: ``"mirrored"``, ``"central"``, ``hocket.Central(fused=True)`` …; ``--strategy`` goes before it.
