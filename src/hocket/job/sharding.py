@@ -19,6 +19,8 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 T = TypeVar("T")
 
+_AHEAD = 64  # steps
+
 
 def share(items: Sequence[T], rank: int, size: int) -> Sequence[T]:
     """The part of ``items`` for ``rank``: contiguous, and as even as possible; may be empty."""
@@ -86,13 +88,9 @@ class ShardedIndices(Sampler[Any]):
         return self._iterate(self.counts)
 
     def _iterate(self, counts: deque[tuple[int, int]]) -> Iterator[Any]:
-        with self._random:
-            indices = iter(self._source)
         whole = self._size * (self._batch_size or 1)
-        while True:
-            with self._random:
-                batch = list(islice(indices, whole))
-            if not batch or (self._drop_last and len(batch) < whole):
+        for batch in self._global_batches(whole):
+            if self._drop_last and len(batch) < whole:
                 return
             mine = share(batch, self._rank, self._size)
             if self._batch_size is None:
@@ -102,6 +100,23 @@ class ShardedIndices(Sampler[Any]):
             else:
                 counts.append((len(mine), len(batch)))
                 yield list(mine) or batch[:1]
+
+    def _global_batches(self, whole: int) -> Iterator[list[Any]]:
+        """The samples of all ranks in one step; drawn with the random state that all share.
+
+        To put that in place takes longer than many indices, so PyTorch's samplers, which nothing during an epoch
+        influences, are read ahead.
+        """
+        ahead = _AHEAD if type(self._source).__module__.startswith("torch.utils.data") else 1
+        with self._random:
+            indices = iter(self._source)
+        while True:
+            with self._random:
+                block = list(islice(indices, ahead * whole))
+            if not block:
+                return
+            for start in range(0, len(block), whole):
+                yield block[start : start + whole]
 
     def __len__(self) -> int:
         whole = self._size * (self._batch_size or 1)
