@@ -21,14 +21,24 @@ def distribute_loader(runtime: Runtime, original: DataLoader[Any]) -> Any:
     """This rank's loader in place of ``original``."""
     if runtime.config.size > 1:
         return ShardedLoader(runtime, original)
-    return original if runtime.config.events is None else WatchedLoader(runtime, original)
+    if runtime.config.events is not None:
+        return WatchedLoader(runtime, original)
+    _check(original)
+    original.weight = WatchedLoader.weight  # the script asks for it wherever it runs
+    return original
 
 
 class WatchedLoader:
     """The loader of a job of one worker: as it was, but the launcher hears how far it is.
 
     Other attributes (``dataset``, ``batch_size``, ``sampler``, …) are those of the original loader.
+
+    Attributes:
+        weight: What the batch that was yielded last counts, relative to those of other ranks; 0 if it is a
+            repeated one, which an evaluation must leave out.
     """
+
+    weight: float = 1.0
 
     def __init__(self, runtime: Runtime, original: DataLoader[Any]) -> None:
         _check(original)
@@ -62,16 +72,10 @@ class WatchedLoader:
 
 
 class ShardedLoader(WatchedLoader):
-    """Iterates over this rank's share of ``original``; every rank sees the same number of batches.
-
-    Attributes:
-        weight: What the batch that was yielded last counts, relative to those of other ranks; 0 if it is a
-            repeated one, which an evaluation must leave out.
-    """
+    """Iterates over this rank's share of ``original``; every rank sees the same number of batches."""
 
     def __init__(self, runtime: Runtime, original: DataLoader[Any]) -> None:
         super().__init__(runtime, original)
-        self.weight = 1.0
         self._generator = torch.Generator() if original.generator is not None else None
         self._seed = int(broadcast(torch.randint(2**62, (1,))))
         self._is_stream = isinstance(original.dataset, IterableDataset)
