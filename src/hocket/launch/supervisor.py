@@ -77,7 +77,7 @@ class _Supervisor:
         if asked is not None:
             self._screen.say(f"hocket: ended by {signal.Signals(asked).name}")
             return 128 + asked
-        if absent:
+        if absent and not failures:
             self._screen.say(report.write_absent(absent, waiting))
             return 1
         if not failures:
@@ -88,10 +88,11 @@ class _Supervisor:
         return cause.exit_status
 
     def _find_absent(self, running: list[Worker]) -> list[int]:
-        """Ranks that have ended without joining the others, if these wait for them."""
+        """Ranks that have ended well, but without joining the others, if these wait for them."""
         if not any(worker.stage == "joining" for worker in running):
             return []
-        return [worker.rank for worker in self._crew if worker not in running and not worker.stage]
+        ended = [worker for worker in self._crew if worker.process.returncode == 0]
+        return [worker.rank for worker in ended if worker not in running and not worker.stage]
 
     def _reap(self, running: list[Worker]) -> list[Ending]:
         """Take note of workers that have ended or will; return those that failed."""
