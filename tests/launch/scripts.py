@@ -39,6 +39,9 @@ def train(phase: str = "", how: str = "", count: str = "20") -> None:
     """Train; rank 1 ends in the third step, in ``phase``, in the way ``how``."""
     if phase == "import" and os.environ["RANK"] == "1":
         die(how)
+    if phase == "while others join" and os.environ["RANK"] == "1":
+        time.sleep(3)  # the others are in hocket.init() by then
+        die(how)
     hocket.init()
     me, steps = hocket.rank() == 1, int(count)
     if phase == "before distribute" and me:

@@ -48,6 +48,11 @@ def test_a_rank_killed_in_any_phase_is_reported(phase: str, strategy: str) -> No
     check_report(run(strategy, phase, "SIGKILL"), "SIGKILL")
 
 
+@pytest.mark.parametrize("how", ["SIGKILL", "raise"])
+def test_a_rank_that_ends_while_others_join_is_reported(how: str) -> None:
+    check_report(run("mirrored", "while others join", how), how)
+
+
 @pytest.mark.parametrize("how", ["raise", "exit", "hard exit", "SIGSEGV"])
 @pytest.mark.parametrize("phase", ["before distribute", "backward", "step"])
 def test_every_way_to_end_is_reported(phase: str, how: str) -> None:
