@@ -146,6 +146,8 @@ class _Supervisor:
         """Show what workers write, for at most ``seconds`` if they write nothing."""
         for key, _ in self._selector.select(seconds):
             self._read(key)
+        if any(worker.stage in ("failed", "reported") for worker in self._crew):
+            return  # the job is about to end: which traceback is the cause will be clear then
         for (rank, error), stream in self._streams.items():
             self._show(rank, error, stream.release())
 
