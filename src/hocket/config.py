@@ -53,6 +53,21 @@ SETTINGS = {
             ("auto", "shared-memory", "gloo"),
             "How bytes move between workers; auto is shared memory on x86-64 Linux, Gloo elsewhere.",
         ),
+        Setting(
+            "checkpoint",
+            "",
+            (),
+            "The folder for checkpoints of a script that calls hocket.resume(); the same command continues from there.",
+        ),
+        Setting("checkpoint-every", "500", (), "Steps between two checkpoints."),
+        Setting("checkpoint-keep", "3", (), "How many checkpoints are kept."),
+        Setting(
+            "check-replicas",
+            "0",
+            (),
+            "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never.",
+        ),
+        Setting("run-dir", "hocket-runs", (), "The folder for the records of runs, one folder each."),
     )
 }
 
@@ -75,6 +90,11 @@ class Config:
     timeout: float = 1800.0
     on_nan: str | None = None
     transport: str = "auto"
+    checkpoint: str | None = None
+    checkpoint_every: int = 500
+    checkpoint_keep: int = 3
+    check_replicas: int = 0
+    job: str | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -97,6 +117,11 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         timeout=seconds(env.get("HOCKET_TIMEOUT") or SETTINGS["timeout"].default),
         on_nan=choice("on-nan", env["HOCKET_ON_NAN"]) if env.get("HOCKET_ON_NAN") else None,
         transport=choice("transport", env.get("HOCKET_TRANSPORT") or "auto"),
+        checkpoint=env.get("HOCKET_CHECKPOINT") or None,
+        checkpoint_every=_counted(env, "checkpoint-every"),
+        checkpoint_keep=_counted(env, "checkpoint-keep"),
+        check_replicas=_counted(env, "check-replicas"),
+        job=env.get("HOCKET_JOB"),
     )
 
 
@@ -127,6 +152,22 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise UsageError(f"--timeout {text}: must be a positive number of seconds, for example --timeout 1800")
     return value
+
+
+COUNTS = {"checkpoint-every": 1, "checkpoint-keep": 1, "check-replicas": 0}
+"""Settings that are whole numbers, and the least that each may be."""
+
+
+def count(name: str, text: str) -> int:
+    """The value of a setting that is a whole number."""
+    least = COUNTS[name]
+    if not text.isdecimal() or int(text) < least:
+        raise UsageError(f"--{name} {text}: must be a whole number from {least}, for example --{name} 100")
+    return int(text)
+
+
+def _counted(env: Mapping[str, str], name: str) -> int:
+    return count(name, env.get(SETTINGS[name].variable) or SETTINGS[name].default)
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

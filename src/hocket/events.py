@@ -10,20 +10,72 @@ import dataclasses
 import json
 import os
 import time
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a loader is."""
+    """How far a worker is.
+
+    Attributes:
+        epoch: The number of the epoch, from 1.
+        step: Batches of this epoch so far.
+        steps: Batches that the epoch has, if that is known.
+        samples: Samples of this epoch so far, of all workers.
+        total: Steps of the optimizer since the training began.
+        seen: Samples since the training began, of all workers.
+        waited: Seconds that this worker has slept for others since it started.
+        exchanging: Seconds that it has spent in exchanges since it started, waiting included.
+    """
 
     epoch: int
     step: int
     steps: int | None
-    samples: int  # of all workers, in this epoch so far
+    samples: int
+    total: int = 0
+    seen: int = 0
+    waited: float = 0.0
+    exchanging: float = 0.0
 
     kind = "progress"
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What the script has reported of its training (``hocket.report``)."""
+
+    step: int  # steps of the optimizer since the training began
+    samples: int  # samples since the training began, of all workers
+    time: float  # seconds since the epoch of the clock
+    values: dict[str, float]
+
+    kind = "metrics"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What only a worker knows of the run: the strategy that the script chose, the size of the model …"""
+
+    values: dict[str, Any]
+
+    kind = "facts"
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something worth remembering: a checkpoint, a skipped step, a difference between replicas.
+
+    Attributes:
+        name: What happened, in a few words that are always the same: ``checkpoint saved``.
+        details: Plain data about it.
+    """
+
+    name: str
+    details: dict[str, Any]
+    time: float = field(default_factory=time.time)
+
+    kind = "happening"
 
 
 @dataclass(frozen=True)
@@ -35,7 +87,9 @@ class Stage:
     kind = "stage"
 
 
-Record = Progress | Stage
+Record = Progress | Metrics | Facts | Happening | Stage
+_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (Progress, Metrics, Facts, Happening, Stage)}
+_MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 
 
 class Sink(Protocol):
@@ -52,11 +106,15 @@ class NoSink:
 
 
 class PipeSink:
-    """Writes to the launcher's pipe; a full pipe or a launcher that has gone never holds up the training."""
+    """Writes to the launcher's pipe; a full pipe or a launcher that has gone never holds up the training.
+
+    Where the pipe is full, progress is dropped and everything else is kept for later.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._next = 0.0
+        self._kept = b""
         os.set_blocking(descriptor, False)
 
     def put(self, record: Record) -> None:
@@ -66,10 +124,20 @@ class PipeSink:
             if now < self._next and record.step != record.steps:
                 return
             self._next = now + 0.1
+            if self._kept:
+                self._write(b"")
+                if self._kept:
+                    return
+        self._write(encode(record))
+
+    def _write(self, data: bytes) -> None:
+        data = self._kept + data
         try:
-            os.write(self._descriptor, encode(record))
+            self._kept = data[os.write(self._descriptor, data) :]
+        except BlockingIOError:
+            self._kept = data if len(data) < _MOST_KEPT else self._kept
         except OSError:
-            pass
+            self._kept = b""
 
 
 def encode(record: Record) -> bytes:
@@ -81,7 +149,6 @@ def decode(line: bytes) -> Record | None:
     """The record in ``line``, or None if it is none."""
     try:
         fields = json.loads(line)
-        kinds: dict[str, type[Record]] = {Progress.kind: Progress, Stage.kind: Stage}
-        return kinds[fields.pop("kind")](**fields)
+        return _KINDS[fields.pop("kind")](**fields)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

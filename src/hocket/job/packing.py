@@ -1,0 +1,99 @@
+"""Plain data with tensors in it becomes JSON beside tensors, and comes back as it was; nothing is pickled.
+
+What JSON does not have (tuples, keys that are no text, NaN, tensors …) is a dictionary with one key, a ``$`` first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hocket.errors import UsageError
+
+Json = Any
+
+
+def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    """``value`` as JSON; its tensors go to ``tensors``, under names that begin with ``name``.
+
+    Raises:
+        UsageError: something in it is neither plain data nor a tensor.
+    """
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.detach()
+        return {"$tensor": name}
+    if isinstance(value, Mapping):
+        return _pack_mapping(value, name, tensors)
+    if type(value) is list or type(value) in _SEQUENCES:
+        items = [pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        return items if type(value) is list else {_SEQUENCES[type(value)]: items}
+    for kind, (tag, write, _) in _LEAVES.items():
+        if type(value) is kind:
+            return {tag: write(value)}
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        if getattr(value, "ndim", 0) == 0:
+            return pack(value.item(), name, tensors)
+        tensors[name] = torch.from_numpy(value)
+        return {"$array": name}
+    raise UsageError(
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored: numbers, texts, "
+        "lists, tuples, dictionaries, tensors and arrays can"
+    )
+
+
+def unpack(value: Json, tensors: Callable[[str], torch.Tensor]) -> Any:
+    """What ``pack`` was given; ``tensors`` finds a tensor by its name."""
+    if isinstance(value, list):
+        return [unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1 or not next(iter(value)).startswith("$"):
+        return {key: unpack(item, tensors) for key, item in value.items()}
+    ((tag, inner),) = value.items()
+    if tag == "$tensor":
+        return tensors(inner)
+    if tag == "$array":
+        return tensors(inner).numpy()
+    if tag == "$dict":
+        return {unpack(key, tensors): unpack(item, tensors) for key, item in inner}
+    if tag in _BY_TAG:
+        return _BY_TAG[tag]([unpack(item, tensors) for item in inner])
+    return _READERS[tag](inner)
+
+
+def _pack_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    if type(value) is Counter:
+        return {"$counter": [pack(item, name, tensors) for item in value.elements()]}
+    if type(value) not in (dict, OrderedDict, defaultdict):
+        raise UsageError(f"{name} is a {type(value).__qualname__}, which cannot be stored: make it a plain dictionary")
+    plain = all(isinstance(key, str) for key in value) and not (
+        len(value) == 1 and next(iter(value)).startswith("$")
+    )
+    if plain:
+        return {key: pack(item, f"{name}.{key}", tensors) for key, item in value.items()}
+    pairs = [[pack(key, name, tensors), pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]
+    return {"$dict": pairs}
+
+
+_SEQUENCES: dict[type, str] = {
+    torch.Size: "$size", tuple: "$tuple", set: "$set", frozenset: "$frozenset", deque: "$deque",
+}  # fmt: skip
+_BY_TAG: dict[str, Callable[[list[Any]], Any]] = {
+    "$size": torch.Size, "$tuple": tuple, "$set": set, "$frozenset": frozenset, "$deque": deque, "$counter": Counter,
+}  # fmt: skip
+_LEAVES: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
+    float: ("$float", repr, float),
+    bytes: ("$bytes", bytes.hex, bytes.fromhex),
+    complex: ("$complex", repr, complex),
+    torch.dtype: ("$dtype", lambda d: str(d).removeprefix("torch."), lambda text: getattr(torch, text)),
+    torch.device: ("$device", str, torch.device),
+}
+_READERS = {tag: read for tag, _, read in _LEAVES.values()}
