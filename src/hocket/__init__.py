@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hocket.errors import HocketError as HocketError
     from hocket.job.accumulation import accumulate as accumulate
+    from hocket.job.checkpoint import load as load
+    from hocket.job.checkpoint import resume as resume
+    from hocket.job.checkpoint import save as save
     from hocket.job.collectives import allgather as allgather
     from hocket.job.collectives import allreduce as allreduce
     from hocket.job.collectives import barrier as barrier
     from hocket.job.collectives import broadcast as broadcast
     from hocket.job.distribute import distribute as distribute
     from hocket.job.learning_rate import scale_lr as scale_lr
+    from hocket.job.metrics import maximum as maximum
+    from hocket.job.metrics import mean as mean
+    from hocket.job.metrics import minimum as minimum
+    from hocket.job.metrics import report as report
+    from hocket.job.metrics import total as total
+    from hocket.job.metrics import weight as weight
     from hocket.job.runtime import init as init
     from hocket.job.runtime import local_rank as local_rank
     from hocket.job.runtime import rank as rank
@@ -42,6 +51,15 @@ _HOMES = {
     "local_rank": "hocket.job.runtime",
     "rank": "hocket.job.runtime",
     "scale_lr": "hocket.job.learning_rate",
+    "mean": "hocket.job.metrics",
+    "total": "hocket.job.metrics",
+    "maximum": "hocket.job.metrics",
+    "minimum": "hocket.job.metrics",
+    "weight": "hocket.job.metrics",
+    "report": "hocket.job.metrics",
+    "save": "hocket.job.checkpoint",
+    "load": "hocket.job.checkpoint",
+    "resume": "hocket.job.checkpoint",
     "size": "hocket.job.runtime",
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605

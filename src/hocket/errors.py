@@ -5,6 +5,8 @@
     │   ├── StrategyError     unknown strategy or option, or one that does not fit this model or optimizer
     │   └── SharedCopyError   a parameter has left the shared copy, or was written to behind its back
     ├── MismatchError         ranks disagree: other shapes, another collective, another number of steps
+    │   └── ReplicaError      parameters that should be equal on all ranks are not
+    ├── CheckpointError       a checkpoint cannot be written, is damaged, or does not fit
     ├── NonFiniteError        a gradient is NaN or infinite, and ``--on-nan`` is ``raise``
     └── JobError              the job cannot go on
         ├── WorkerLost        a rank has ended while others wait for it
@@ -34,6 +36,14 @@ class SharedCopyError(UsageError):
 
 class MismatchError(HocketError):
     """Ranks disagree about what is exchanged."""
+
+
+class ReplicaError(MismatchError):
+    """Parameters that should be equal on all ranks are not."""
+
+
+class CheckpointError(HocketError):
+    """A checkpoint cannot be written, is damaged, or does not fit what it is loaded into."""
 
 
 class NonFiniteError(HocketError, ArithmeticError):

@@ -1,8 +1,10 @@
 """The loader: the same samples as one process would hold, each once per epoch."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -38,10 +40,15 @@ class Numbers(Dataset[int]):
 
 
 class Stream(IterableDataset[int]):
-    """Divides itself among data-loader processes, as PyTorch's documentation shows it."""
-
     def __init__(self, count: int) -> None:
         self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.count)
+
+
+class DividingStream(Stream):
+    """Divides itself among data-loader processes, as PyTorch's documentation shows it."""
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
@@ -57,6 +64,8 @@ class SizedStream(Stream):
 def make(kind: str, count: int, batch: int, options: dict[str, Any]) -> DataLoader[Any]:
     if kind == "stream":
         return DataLoader(Stream(count), batch, **options)
+    if kind == "dividing stream":
+        return DataLoader(DividingStream(count), batch, **options)
     if kind == "sized stream":
         return DataLoader(SizedStream(count), batch, **options)
     if kind == "batch sampler":
@@ -79,16 +88,16 @@ def iterate(kind: str, count: int, batch: int, options: dict[str, Any], epochs: 
     found = []
     for _ in range(epochs):
         epoch = [(batch.reshape(-1).tolist(), current().weight) for batch in map(torch.as_tensor, loader)]
-        if kind != "stream":
+        if kind not in ("stream", "dividing stream"):
             assert len(loader) == len(epoch)
         assert current().weight == 1.0
         found.append(epoch)
     return found
 
 
-def merge(epochs: list[Epoch]) -> list[list[int]]:
+def merge(epochs: list[Epoch], *, own: bool = False) -> list[list[int]]:
     """The samples of each global step, and a check that the weights are right."""
-    steps = []
+    steps: list[list[int]] = []
     assert len({len(epoch) for epoch in epochs}) == 1, "ranks take different numbers of steps"
     for parts in zip(*epochs, strict=True):
         counted = [(samples, weight) for samples, weight in parts if weight]
@@ -97,7 +106,8 @@ def merge(epochs: list[Epoch]) -> list[list[int]]:
             assert weight == pytest.approx(len(samples) * len(parts) / total)
         for samples, weight in parts:
             assert samples, "a rank has no batch"
-            assert weight or set(samples) <= {s for others, _ in counted for s in others}, "weight 0 repeats a sample"
+            seen = {s for others, _ in counted for s in others} | {s for step in steps if own for s in step}
+            assert weight or set(samples) <= seen, "weight 0 repeats a sample"
         steps.append([sample for samples, _ in counted for sample in samples])
     return steps
 
@@ -111,7 +121,7 @@ def test_the_same_samples_as_one_process(pool: Pool, kind: str, processes: int) 
     many = pool.run(3, iterate, kind, 47, 4, options, 3)
     if kind == "shuffled":
         options["generator"] = torch.Generator().manual_seed(5)
-    one = make(kind, 47, 12, options)
+    one = make(kind, 47, 12, options if kind == "shuffled" else {})  # PyTorch would repeat a stream in each process
     for epoch in range(3):
         expected = [batch.tolist() for batch in one]
         assert merge([rank[epoch] for rank in many]) == expected
@@ -145,6 +155,97 @@ def test_samplers_without_a_generator_agree_and_change_every_epoch(pool: Pool, k
     assert first != second
     if kind == "random":
         assert sorted(first) == sorted(second) == list(range(40))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    workers=st.integers(1, 4),
+    count=st.integers(1, 40),
+    batch=st.integers(1, 5),
+    processes=st.integers(0, 2),
+    persistent=st.booleans(),
+)
+def test_a_stream_that_divides_itself_is_divided_among_all_processes_of_all_ranks(
+    pool: Pool, workers: int, count: int, batch: int, processes: int, persistent: bool
+) -> None:
+    options = {"num_workers": processes, "persistent_workers": persistent and processes > 0}
+    many = pool.run(workers, iterate, "dividing stream", count, batch, options, 2)
+    for epoch in range(2):
+        samples = [s for step in merge([rank[epoch] for rank in many], own=True) for s in step]
+        assert sorted(samples) == list(range(count))
+
+
+def own_data(lengths: list[int], stream: bool) -> tuple[list[Epoch], int | None]:
+    count = lengths[hocket.rank()]
+    dataset = Stream(count) if stream else Numbers(count)
+    loader = hocket.distribute(loader=DataLoader(dataset, 3), data="local")
+    epochs = [[(b.tolist(), current().weight) for b in loader] for _ in range(2)]
+    with torch.no_grad():
+        assert [s for b in loader for s in b.tolist()] == list(range(count)), "an evaluation repeats nothing"
+    return epochs, None if stream else len(loader)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_data_that_is_divided_already_may_differ_in_length(pool: Pool, stream: bool) -> None:
+    lengths = [7, 0, 12, 2]
+    results = pool.run(4, own_data, lengths, stream)
+    for epoch in range(2):
+        epochs = [result[0][epoch] for result in results]
+        merge(epochs, own=True)
+        for rank, mine in enumerate(epochs):
+            assert len(mine) == 4 and results[rank][1] in (None, 4)
+            assert [s for samples, weight in mine if weight for s in samples] == list(range(lengths[rank]))
+
+
+def evaluation(count: int, batch: int, by: str) -> list[int]:
+    training = False if by == "training=False" else None
+    loader = hocket.distribute(loader=DataLoader(Numbers(count), batch), training=training)
+    with torch.set_grad_enabled(by != "no_grad"):
+        return [sample for numbers in loader for sample in numbers.tolist()]
+
+
+@pytest.mark.parametrize("by", ["no_grad", "training=False"])
+def test_an_evaluation_sees_every_sample_once(pool: Pool, by: str) -> None:
+    for workers, count, batch in ((3, 7, 2), (4, 2, 3), (4, 13, 4)):
+        seen = [sample for part in pool.run(workers, evaluation, count, batch, by) for sample in part]
+        assert sorted(seen) == list(range(count))
+
+
+def different_split() -> None:
+    torch.manual_seed(hocket.rank())
+    train, _ = torch.utils.data.random_split(Numbers(20), [15, 5])
+    hocket.distribute(loader=DataLoader(train, 2))
+
+
+def test_a_split_that_differs_between_ranks_is_found(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, different_split):
+        assert outcome.kind == "MismatchError" and "make random splits before" in outcome.message
+
+
+class Noisy(Numbers):
+    """Augments with numbers of all three kinds."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+def noise(processes: int) -> list[list[float]]:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    model = hocket.distribute(torch.nn.Linear(1, 1))
+    loader = hocket.distribute(loader=DataLoader(Noisy(24), 3, num_workers=processes))
+    drawn = [[float(v) for part in batch[1:] for v in part] for batch in loader]
+    return [[v for row in drawn for v in row], torch.rand(3).tolist(), model.weight.flatten().tolist()]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_random_numbers_differ_between_ranks_and_follow_from_the_seed(pool: Pool, processes: int) -> None:
+    first, again = pool.run(2, noise, processes), pool.run(2, noise, processes)
+    assert first == again
+    assert not set(first[0][0]) & set(first[1][0]) and not set(first[0][1]) & set(first[1][1])
+    assert first[0][2] == first[1][2], "the same initial weights"
+    assert len(set(first[0][0])) == 36, "and no number twice"
 
 
 def test_persistent_processes_and_an_epoch_left_early(pool: Pool) -> None:

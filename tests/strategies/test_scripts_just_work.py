@@ -382,6 +382,6 @@ def test_alone_nothing_is_added(pool: Pool) -> None:
 def nothing_added() -> None:
     model, optimizer, loader = make(Case(), 1)
     m, o, new = hocket.distribute(model, optimizer, loader, strategy="central(fused=True)")
-    assert new is loader and new.weight == 1.0 and "step" not in vars(o) and not m._forward_hooks
+    assert new.dataset is loader.dataset and new.weight == 1.0 and "step" not in vars(o) and not m._forward_hooks
     assert current().strategies == []
     assert alone(Case(), 1)["norms"] == []

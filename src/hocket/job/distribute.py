@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +15,14 @@ from torch.utils.data import DataLoader
 from hocket import config as configuration
 from hocket.comm.communicator import Communicator
 from hocket.comm.shared import SharedCommunicator
+from hocket.config import Config
 from hocket.errors import MismatchError, StrategyError, UsageError
+from hocket.events import Facts
+from hocket.job import randomness
 from hocket.job.learning_rate import scale_lr as apply_scale
-from hocket.job.loader import distribute_loader
-from hocket.job.runtime import Runtime, current
+from hocket.job.loader import Loader
+from hocket.job.replicas import ReplicaCheck
+from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused
@@ -27,27 +33,33 @@ from hocket.strategies.mirrored import MirroredTraining
 
 def distribute(
     model: nn.Module | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     loader: DataLoader[Any] | None = None,
     *,
     strategy: str | Choice | None = None,
     scale_lr: str | None = None,
     warmup: int = 0,
     on_nan: str | None = None,
+    data: str = "global",
+    training: bool | None = None,
 ) -> Any:
     """Have ``model`` train together with its copies on the other workers; every rank must call it.
 
-    Model and optimizer are changed in place: all ranks start from rank 0's parameters and buffers. The loader is a
-    new one over the same data set, with this rank's part of every global batch.
+    Model and optimizer are changed in place: all ranks start from rank 0's parameters and buffers, and from then on
+    have random numbers of their own. The loader is a new one over the same data set, with this rank's part of every
+    global batch. Call it again for further models and loaders; parameters may be shared between models.
 
     Args:
         model: The model to train; may be left out to distribute only a loader.
-        optimizer: The optimizer that trains it.
+        optimizer: The optimizer that trains it, or a list of several.
         loader: A loader whose batch size is that of one worker.
         strategy: ``"mirrored"``, ``"central"``, ``hocket.Central(fused=True)`` …; ``--strategy`` goes before it.
         scale_lr: ``"linear"`` or ``"sqrt"``: see ``hocket.scale_lr``; with ``warmup`` steps.
         warmup: See ``scale_lr``.
         on_nan: ``"raise"`` (default), ``"skip"`` or ``"ignore"``; ``--on-nan`` goes before it.
+        data: ``"local"`` if the loader's data is this rank's own already; ranks may then have different amounts of it.
+        training: False for a loader of an evaluation, which yields every sample once and never repeats one to keep
+            ranks in step. By default that is so in loops under ``torch.no_grad()``.
 
     Returns:
         What was given, in the same order; a single thing by itself.
@@ -57,23 +69,27 @@ def distribute(
         raise UsageError("distribute() got an optimizer without a model: pass the model that it trains, too")
     if warmup and scale_lr is None:
         raise UsageError(f"distribute(warmup={warmup}) without scale_lr: add scale_lr='linear' or 'sqrt'")
+    if data not in ("global", "local"):
+        raise UsageError(f"distribute(data={data!r}): the choices are 'global' (divide it) and 'local' (it is divided)")
     given: list[Any] = []
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     if model is not None:
-        _train_together(runtime, model, optimizer, strategy, on_nan)
+        _train_together(runtime, model, optimizers, strategy, on_nan)
         given.append(model)
     if optimizer is not None:
-        if scale_lr is not None:
-            apply_scale(optimizer, scale_lr, warmup=warmup)
+        for each in optimizers:
+            if scale_lr is not None:
+                apply_scale(each, scale_lr, warmup=warmup)
         given.append(optimizer)
     if loader is not None:
-        given.append(distribute_loader(runtime, loader))
+        given.append(Loader(runtime, loader, local=data == "local", training=training))
     if not given:
         raise UsageError("distribute() without anything: pass a model, an optimizer, a loader")
     return given[0] if len(given) == 1 else tuple(given)
 
 
 def _train_together(
-    runtime: Runtime, model: nn.Module, optimizer: Optimizer | None, strategy: str | Choice | None, on_nan: str | None
+    runtime: Runtime, model: nn.Module, optimizers: list[Optimizer], strategy: str | Choice | None, on_nan: str | None
 ) -> None:
     config = runtime.config
     chosen = config.strategy or strategy or configuration.SETTINGS["strategy"].default
@@ -82,24 +98,69 @@ def _train_together(
         raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
     told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)
     if model in runtime.models:
-        raise UsageError("this model has already been distributed: call hocket.distribute() once for each model")
+        raise UsageError(
+            "this model has already been distributed: call hocket.distribute() once for each model, with all of its "
+            "optimizers in a list if there are several"
+        )
+    if not runtime.models:
+        randomness.diversify(runtime.communicator)
+        runtime.sink.put(Facts(_describe(config, choice, model)))
     runtime.models.append(model)
+    runtime.counters += [StepCounter(optimizer) for optimizer in optimizers]
+    groups = _divide(model, optimizers, set(runtime.parameters))
+    runtime.parameters |= {id(p): p for p in model.parameters()}
+    runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.size == 1 and told is None:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
-        runtime.idle.append(
-            lambda: MirroredTraining(runtime.communicator, model, optimizer, Members(model, optimizer), "ignore")
-        )
+        runtime.idle += [
+            functools.partial(_alone, runtime.communicator, model, optimizer, elsewhere)
+            for optimizer, elsewhere in groups
+        ]
         return
-    members = Members(model, optimizer)
-    _check_same(runtime.communicator, members)
-    if optimizer is not None:
-        _check_same_optimizer(runtime.communicator, optimizer)
-    _start_equal(runtime.communicator, model, members)
-    runtime.strategies.append(
-        _build(
-            choice, runtime.communicator, model, optimizer, members, told or configuration.SETTINGS["on-nan"].default
-        )
-    )
+    for optimizer, elsewhere in groups:
+        members = Members(model, optimizer, elsewhere)
+        _check_same(runtime.communicator, members)
+        if optimizer is not None:
+            _check_same_optimizer(runtime.communicator, optimizer)
+        _start_equal(runtime.communicator, model, members)
+        if members.parameters:
+            on_nan = told or configuration.SETTINGS["on-nan"].default
+            built = _build(choice, runtime.communicator, model, optimizer, members, on_nan)
+            runtime.strategies.append(built)
+            if config.check_replicas and optimizer is not None:
+                check = ReplicaCheck(runtime.communicator, built, config.check_replicas)
+                optimizer.register_step_post_hook(check.after_step)
+
+
+def _divide(
+    model: nn.Module, optimizers: list[Optimizer], taken: set[int]
+) -> list[tuple[Optimizer | None, frozenset[int]]]:
+    """For each optimizer, the parameters that are not its business; the first one has all that none trains."""
+    trained = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
+    divided: list[tuple[Optimizer | None, frozenset[int]]] = []
+    elsewhere = set(taken)
+    for number, optimizer in enumerate(optimizers or [None]):
+        later = set().union(*trained[number + 1 :]) - (trained[number] if optimizer else set())
+        divided.append((optimizer, frozenset(elsewhere | later)))
+        elsewhere |= trained[number] if optimizer else set()
+        elsewhere |= {id(p) for p in model.parameters()} - later
+    return divided
+
+
+def _alone(
+    communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, elsewhere: frozenset[int]
+) -> Strategy:
+    return MirroredTraining(communicator, model, optimizer, Members(model, optimizer, elsewhere), "ignore")
+
+
+def _describe(config: Config, choice: Choice, model: nn.Module) -> dict[str, Any]:
+    return {
+        "strategy": choices.write(choice),
+        "model": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
+        "threads": torch.get_num_threads(),
+        "transport": config.transport,
+    }
 
 
 def _build(

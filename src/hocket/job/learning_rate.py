@@ -30,21 +30,21 @@ def scale_lr(optimizer: Optimizer, rule: str = "linear", *, warmup: int = 0) -> 
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * factor
     if warmup and factor > 1:
-        _Warmup(optimizer, factor, warmup)
+        current().warmups.append(_Warmup(optimizer, factor, warmup))
 
 
 class _Warmup:
     """Lowers the rate for the time of a step, and puts it back."""
 
     def __init__(self, optimizer: Optimizer, factor: float, steps: int) -> None:
-        self._start, self._steps, self._taken = 1 / factor, steps, 0
+        self._start, self._steps, self.taken = 1 / factor, steps, 0
         self._rates: list[Any] = []
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:
         self._rates = [group["lr"] for group in optimizer.param_groups]
-        share = self._start + (1 - self._start) * min(self._taken / self._steps, 1)
+        share = self._start + (1 - self._start) * min(self.taken / self._steps, 1)
         if share < 1:
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * share
@@ -52,4 +52,4 @@ class _Warmup:
     def _after(self, optimizer: Optimizer, *_: object) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
-        self._taken += 1
+        self.taken += 1

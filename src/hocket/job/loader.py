@@ -3,160 +3,224 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
+import json
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.errors import UsageError
-from hocket.events import Progress
-from hocket.job.collectives import broadcast
+from hocket.job import original_loader, randomness, uneven
+from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
-from hocket.job.sharding import ShardedIndices, ShardedStream, SharedRandom, batches
+from hocket.job.sharding import Counts, Plan, SeededDataset, ShardedIndices, Start, batches, show_own_dataset
+from hocket.job.streams import ShardedStream
+
+Item = tuple[Any, Counts]
 
 
-def distribute_loader(runtime: Runtime, original: DataLoader[Any]) -> Any:
-    """This rank's loader in place of ``original``."""
-    if runtime.config.size > 1:
-        return ShardedLoader(runtime, original)
-    if runtime.config.events is not None:
-        return WatchedLoader(runtime, original)
-    _check(original)
-    original.weight = WatchedLoader.weight  # the script asks for it wherever it runs
-    return original
+class Loader:
+    """Iterates over this rank's share of ``original``.
 
-
-class WatchedLoader:
-    """The loader of a job of one worker: as it was, but the launcher hears how far it is.
+    In training, every rank sees the same number of batches; a rank without samples of its own for one repeats another,
+    with weight 0. In evaluation (``training=False``, or a loop under ``torch.no_grad()``) there are no such batches, so
+    ranks may see one batch more or less than others.
 
     Other attributes (``dataset``, ``batch_size``, ``sampler``, …) are those of the original loader.
 
     Attributes:
-        weight: What the batch that was yielded last counts, relative to those of other ranks; 0 if it is a
-            repeated one, which an evaluation must leave out.
+        weight: What the batch yielded last counts, relative to those of other ranks; 0 if it is a repeated one.
+        epoch: How many passes have begun.
+        before_next: Called when a training loop asks for the next batch, so when it is done with the one before.
     """
 
-    weight: float = 1.0
-
-    def __init__(self, runtime: Runtime, original: DataLoader[Any]) -> None:
-        _check(original)
-        self.original = original
-        self._runtime = runtime
-        self._epoch = 0
+    def __init__(self, runtime: Runtime, original: DataLoader[Any], *, local: bool, training: bool | None) -> None:
+        original_loader.check(original)
+        self.original, self.local = original, local
+        self.weight, self.epoch = 1.0, 0
+        self.before_next: Callable[[], None] | None = None
+        self._runtime, self._training = runtime, training
+        self._rank, self._size = (0, 1) if local else (runtime.config.rank, runtime.config.size)
+        self._generators = original_loader.find_generators(original)
+        if self._size > 1:
+            original_loader.check_same_data(runtime.communicator, original)
+            original_loader.share_generators(runtime.communicator, self._generators)
+        # PyTorch draws from it the seeds of data-loader processes; those are to differ between ranks.
+        self._generator = torch.Generator() if original.generator is not None else None
+        runtime.loaders += 1
+        self._seed = randomness.shared_seed(runtime.communicator, runtime.loaders)
+        self._stream: ShardedStream | None = None
+        self._sampler: ShardedIndices | None = None
+        self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
+        self._length = self._find_length()
+        self._divided = False  # the data set divides itself among the ranks
+        self._pass: _Pass | None = None  # the one that is going on
+        self._resumed: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        self._epoch += 1
-        steps = self._length()
-        for step, batch in enumerate(self.original, start=1):
-            self._runtime.sink.put(Progress(self._epoch, step, steps, step * (self.original.batch_size or 1)))
-            yield batch
+        now = _Pass(self.epoch + 1)
+        if self._resumed is not None:
+            now, self._resumed = _Pass.resume(self._resumed), None
+            self._inner._iterator = None  # processes that persist would go on with what they have
+        self.epoch = now.plan.epoch
+        self._seed_data_processes()
+        if self._stream is not None:
+            self._stream.prepare(self.epoch, now.plan.taken)
+        elif self._sampler is not None:
+            self._sampler.plan = now.plan
+        self._pass = now
+        return self._iterate(now, iter(self._inner))
 
     def __len__(self) -> int:
-        length = self._length()
-        if length is None:
+        if self._length is None:
             raise TypeError(f"{type(self.original.dataset).__name__} has no length, so its loader has none either")
-        return length
+        return self._length
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":
             raise AttributeError(name)
         return getattr(self.original, name)
 
-    def _length(self) -> int | None:
-        try:
-            return len(self.original)
-        except TypeError:
-            return None
+    @property
+    def is_per_rank(self) -> bool:
+        """Whether every rank has a stream of data of its own."""
+        return self._runtime.config.size > 1 and (self.local or self._divided)
 
+    def state(self) -> dict[str, Any]:
+        """Where this loader is, as plain data with tensors; from it another one can go on."""
+        now = self._pass
+        start = now.plan.start if now is not None else self._sampler.begin() if self._sampler is not None else None
+        return {
+            "open": now is not None,
+            "epoch": self.epoch if now is not None else self.epoch + 1,
+            "batches": now.batches if now is not None else 0,
+            "samples": now.samples if now is not None else 0,
+            "taken": now.taken if now is not None else 0,
+            "divided": self._divided,
+            "seed": self._seed,
+            "start": start.as_data() if start is not None else None,
+        }
 
-class ShardedLoader(WatchedLoader):
-    """Iterates over this rank's share of ``original``; every rank sees the same number of batches."""
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on, at the next ``iter``, where another loader was."""
+        if (state["start"] is None) != (self._sampler is None):
+            raise UsageError(
+                "the checkpoint's loader is over a data set of another kind (with indices, or iterable): resume with "
+                "the loader that was saved"
+            )
+        self._seed = state["seed"]
+        if self._stream is not None:
+            self._stream.seed = self._own_seed()
+        if self._sampler is not None and self._sampler.seed is not None:
+            self._sampler.seed = self._own_seed()
+        self.epoch = state["epoch"] - 1
+        self._resumed = state if state["open"] else None
+        if self._sampler is not None and not state["open"]:
+            self._sampler.restore(Start.from_data(state["start"]))
 
-    def __init__(self, runtime: Runtime, original: DataLoader[Any]) -> None:
-        super().__init__(runtime, original)
-        self._generator = torch.Generator() if original.generator is not None else None
-        self._seed = int(broadcast(torch.randint(2**62, (1,))))
-        self._is_stream = isinstance(original.dataset, IterableDataset)
-        self._share_generators()
-        self._inner = self._make_stream() if self._is_stream else self._make_indexed()
-
-    def __iter__(self) -> Iterator[Any]:
-        self._seed_data_processes()
-        self._epoch += 1
-        counts: deque[tuple[int, int]] = deque()
-        if self._is_stream:
-            self._stream.epoch = self._epoch
-        else:
-            self._sampler.counts = counts
-        return self._iterate(iter(self._inner), counts, self._epoch)
-
-    def _iterate(self, batches: Iterator[Any], counts: deque[tuple[int, int]], epoch: int) -> Iterator[Any]:
+    def _iterate(self, now: _Pass, inner: Iterator[Any]) -> Iterator[Any]:
         runtime = self._runtime
-        before, steps, samples = runtime.weight, self._length(), 0
+        training = torch.is_grad_enabled() if self._training is None else self._training
+        items = self._read(now, inner)
+        if training and runtime.config.size > 1 and (self.local or self._stream is not None):
+            items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
+        if now.is_resumed:
+            runtime.restore_random()  # whatever was drawn since the resumption
         try:
-            for step, item in enumerate(batches, start=1):
-                batch, here, everywhere = item if self._is_stream else (item, *counts.popleft())
-                self.weight = here * runtime.config.size / everywhere
-                runtime.weigh(self.weight)
-                samples += everywhere
-                runtime.sink.put(Progress(epoch, step, steps, samples))
+            while True:
+                if training and self.before_next is not None:
+                    self.before_next()
+                item = next(items, None)
+                if item is None:
+                    break
+                batch, counts = item
+                everywhere = counts.everywhere or counts.here
+                now.add(counts, everywhere)
+                if training:
+                    share = runtime.config.size if self.is_per_rank else self._size
+                    self.weight = counts.here * share / everywhere if everywhere else 0.0
+                    runtime.weigh(self, self.weight)
+                    runtime.count_batch(everywhere)
+                    runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
+                elif counts.here == 0:
+                    continue  # a repeated one
                 yield batch
+            if training:
+                runtime.end_epoch()
         finally:
             self.weight = 1.0
-            runtime.weigh(before)
+            runtime.weigh(self, None)
+            if self._pass is now:
+                self._pass = None
 
-    def _length(self) -> int | None:
-        original, size = self.original, self._runtime.config.size
-        if self._is_stream:
-            if not isinstance(original.dataset, Sized):
-                return None
-            return batches(len(original.dataset), size * (original.batch_size or 1), original.drop_last)
+    def _read(self, now: _Pass, inner: Iterator[Any]) -> Iterator[Item]:
+        """This rank's batches and what is known of them."""
+        skip = now.batches if now.is_divided else 0
+        for item in inner:
+            if self._sampler is not None:
+                yield item, now.plan.counts.popleft()
+            elif item is None:
+                self._divided = True
+            elif skip:
+                skip -= 1
+            else:
+                yield item
+
+    def _find_length(self) -> int | None:
+        """How many batches a pass has: with local data, on the rank that has the most."""
+        original = self.original
+        length: int | None = None
         try:
-            return len(self._sampler)
+            if self._sampler is not None:
+                length = len(self._sampler)
+            elif isinstance(original.dataset, Sized):
+                length = batches(len(original.dataset), self._size * (original.batch_size or 1), original.drop_last)
         except TypeError:
-            return None
+            pass
+        if not self.local:
+            return length
+        lengths = [json.loads(p) for p in self._runtime.communicator.gather_bytes(json.dumps(length).encode())]
+        return None if None in lengths else max(lengths)
+
+    def _own_seed(self) -> int:
+        return randomness.mix(self._seed, self._runtime.config.rank) if self.local else self._seed
 
     def _make_indexed(self) -> DataLoader[Any]:
-        original = self.original
+        original, config = self.original, self._runtime.config
         ready_made = original.batch_size is None  # one sample at a time, or a batch sampler of the user's own
         source = original.sampler if original.batch_sampler is None or not ready_made else original.batch_sampler
-        config = self._runtime.config
+        alone = self.local or config.size == 1
         self._sampler = ShardedIndices(
             source,
             original.batch_size,
             original.drop_last,
-            config.rank,
-            config.size,
-            SharedRandom(self._seed),
+            self._rank,
+            self._size,
+            OwnRandom() if alone else SharedRandom(RandomState.from_seed(self._seed)),
+            self._generators,
+            self._own_seed() if original.num_workers else None,
         )
         batched = original.batch_sampler is not None
         return self._make(
-            original.dataset,
+            SeededDataset(original.dataset) if original.num_workers else original.dataset,
             collate_fn=original.collate_fn,
-            worker_init_fn=original.worker_init_fn,
             **({"batch_sampler": self._sampler} if batched else {"sampler": self._sampler, "batch_size": None}),
         )
 
     def _make_stream(self) -> DataLoader[Any]:
-        original, config = self.original, self._runtime.config
+        original = self.original
         assert isinstance(original.dataset, IterableDataset)
         self._stream = ShardedStream(
             original.dataset,
             original.batch_size,
             original.drop_last,
-            config.rank,
-            config.size,
+            self._rank,
+            self._size,
             original.collate_fn,
-            self._seed,
+            self._own_seed(),
         )
-        return self._make(
-            self._stream,
-            batch_size=None,
-            collate_fn=_keep,
-            worker_init_fn=functools.partial(_init_stream_process, original.worker_init_fn),
-        )
+        return self._make(self._stream, batch_size=None, collate_fn=_keep)
 
     def _make(self, dataset: Any, **options: Any) -> DataLoader[Any]:
         original = self.original
@@ -166,6 +230,7 @@ class ShardedLoader(WatchedLoader):
                 "multiprocessing_context": original.multiprocessing_context,
                 "prefetch_factor": original.prefetch_factor,
                 "persistent_workers": original.persistent_workers,
+                "worker_init_fn": functools.partial(show_own_dataset, init=original.worker_init_fn),
             }
         return DataLoader(
             dataset,
@@ -174,17 +239,6 @@ class ShardedLoader(WatchedLoader):
             generator=self._generator,
             **options,
         )
-
-    def _share_generators(self) -> None:
-        """Give the user's generators the state that they have on rank 0."""
-        found = [self.original.generator, getattr(self.original.sampler, "generator", None)]
-        batch_sampler = self.original.batch_sampler
-        found += [
-            getattr(batch_sampler, "generator", None),
-            getattr(getattr(batch_sampler, "sampler", None), "generator", None),
-        ]
-        for generator in {id(g): g for g in found if isinstance(g, torch.Generator)}.values():
-            generator.set_state(broadcast(generator.get_state()))
 
     def _seed_data_processes(self) -> None:
         """Draw from the user's generator what PyTorch would draw, and make of it a different seed for each rank."""
@@ -195,32 +249,30 @@ class ShardedLoader(WatchedLoader):
             self._generator.manual_seed(base + self._runtime.config.rank)
 
 
-def _check(loader: DataLoader[Any]) -> None:
-    if not isinstance(loader, DataLoader):
-        raise UsageError(f"distribute() takes a torch DataLoader, not {type(loader).__name__}")
-    if isinstance(loader.sampler, DistributedSampler):
-        raise UsageError(
-            "the loader has a DistributedSampler, and Hocket divides the data by itself: make it with shuffle=True or "
-            "a plain sampler instead"
-        )
-    if (
-        loader.batch_sampler is not None
-        and loader.batch_size is not None
-        and type(loader.batch_sampler) is not BatchSampler
-    ):
-        raise UsageError(
-            f"cannot divide the batches of {type(loader.batch_sampler).__name__}: pass it as batch_sampler="
-        )
+class _Pass:
+    """One pass over the data, and how far it is."""
+
+    def __init__(self, epoch: int) -> None:
+        self.plan = Plan(epoch)
+        self.batches, self.samples, self.taken = 0, 0, 0
+        self.is_resumed = self.is_divided = False
+
+    @classmethod
+    def resume(cls, state: dict[str, Any]) -> _Pass:
+        """The rest of the pass in which ``Loader.state`` was taken."""
+        self = cls(state["epoch"])
+        self.plan.taken = self.taken = state["taken"]
+        self.plan.start = Start.from_data(state["start"]) if state["start"] is not None else None
+        self.batches, self.samples = state["batches"], state["samples"]
+        self.is_resumed, self.is_divided = True, state["divided"]
+        return self
+
+    def add(self, counts: Counts, everywhere: int) -> None:
+        """One more batch has been taken."""
+        self.batches += 1
+        self.samples += everywhere
+        self.taken = counts.taken or self.taken
 
 
 def _keep(item: Any) -> Any:
     return item
-
-
-def _init_stream_process(init: Callable[[int], None] | None, worker: int) -> None:
-    """Show the user's own data set to code that asks ``get_worker_info()`` for it."""
-    info = get_worker_info()
-    assert info is not None
-    object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]
-    if init is not None:
-        init(worker)

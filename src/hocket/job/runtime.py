@@ -4,33 +4,62 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import json
 import multiprocessing
 import sys
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol, TypeVar, cast
 
 from torch import nn
+from torch.optim import Optimizer
 
 from hocket import config as configuration
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
-from hocket.errors import UsageError
-from hocket.events import NoSink, PipeSink, Sink, Stage
-from hocket.job import rendezvous
+from hocket.errors import CheckpointError, UsageError
+from hocket.events import NoSink, PipeSink, Progress, Sink, Stage
+from hocket.job import buffers, rendezvous
+from hocket.job.randomness import RandomState
 from hocket.strategies.base import Strategy
 from hocket.transport.gate import STACK_SIGNAL
 
+T = TypeVar("T")
+
 
 class Runtime:
-    """The worker that this process is."""
+    """The worker that this process is.
+
+    Attributes:
+        parameters: Of the distributed models, by id; each belongs to one strategy.
+        strategies: At work, in the order in which models were distributed.
+        idle: Those of a script alone, made when something asks for them.
+        loaders: How many there have been.
+        weight: What backward passes count now, relative to those of other ranks.
+        samples: Samples that training has seen so far, of all ranks; ``batches`` likewise.
+        metrics: The values that were reported last.
+    """
 
     def __init__(self, config: Config, communicator: Communicator, sink: Sink | None = None) -> None:
         self.config, self.communicator = config, communicator
         self.models: list[nn.Module] = []
+        self.parameters: dict[int, nn.Parameter] = {}
         self.strategies: list[Strategy] = []
-        self.idle: list[Callable[[], Strategy]] = []  # of a script alone, made when something asks for them
+        self.idle: list[Callable[[], Strategy]] = []
+        self.counters: list[StepCounter] = []
+        self.warmups: list[Warmup] = []
+        self.saver: object = None  # of checkpoints, when there has been one
+        self.loaders = self.batches = self.samples = 0
+        self.metrics: dict[str, float] = {}
         self.weight = 1.0
         self.sink: Sink = sink or NoSink()
+        self._weights: dict[int, float] = {}
+        self._random: RandomState | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps that the optimizer has taken (the busiest one, if there are several)."""
+        return max((counter.steps for counter in self.counters), default=self.batches)
 
     def wake(self) -> list[Strategy]:
         """All strategies, those that were not needed so far included."""
@@ -38,12 +67,83 @@ class Runtime:
             self.strategies.append(self.idle.pop(0)())
         return self.strategies
 
-    def weigh(self, weight: float) -> None:
-        """What the backward passes from now on count, relative to those of other ranks; 1 is usual."""
+    def weigh(self, loader: object, weight: float | None) -> None:
+        """What the batch of a training loop counts, relative to those of other ranks; None when the loop is over.
+
+        Of loops that go on at the same time and disagree, the mean counts.
+        """
+        if weight is None:
+            self._weights.pop(id(loader), None)
+        else:
+            self._weights[id(loader)] = weight
+        self.set_weight(sum(self._weights.values()) / len(self._weights) if self._weights else 1.0)
+
+    def set_weight(self, weight: float) -> None:
+        """What backward passes count from now on, until the next batch."""
         if weight != self.weight:
             self.weight = weight
             for strategy in self.strategies:
                 strategy.collector.weigh(weight)
+
+    def count_batch(self, samples: int) -> None:
+        """Training has been given one more batch."""
+        self.batches += 1
+        self.samples += samples
+
+    def tell(self, epoch: int, step: int, steps: int | None, samples: int) -> None:
+        """Let the launcher know how far a training loop is."""
+        if not isinstance(self.sink, NoSink):
+            exchanging = sum(strategy.exchanging for strategy in self.strategies)
+            progress = Progress(
+                epoch, step, steps, samples, self.step, self.samples, self.communicator.waited, exchanging
+            )
+            self.sink.put(progress)
+
+    def end_epoch(self) -> None:
+        """A training loop has come to the end of its loader; collective."""
+        for model in self.models:
+            buffers.average(self.communicator, model)
+
+    def on_rank_0(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns on rank 0 (plain data), or its error, on all ranks; collective."""
+        told = b""
+        if self.config.rank == 0:
+            try:
+                told = json.dumps([work(), ""]).encode()
+            except CheckpointError as error:
+                told = json.dumps([None, str(error)]).encode()
+        result, failure = json.loads(self.communicator.gather_bytes(told)[0])
+        if failure:
+            raise CheckpointError(failure)
+        return cast(T, result)
+
+    def keep_random(self, state: RandomState) -> None:
+        """The random state with which a resumed loop is to go on."""
+        self._random = state
+
+    def restore_random(self) -> None:
+        """Go on with it, now that nothing of the start-up draws any more."""
+        if self._random is not None:
+            self._random.restore()
+            self._random = None
+
+
+class Warmup(Protocol):
+    """A gradual start of the learning rate."""
+
+    taken: int
+    """How many of its steps are done."""
+
+
+class StepCounter:
+    """Counts the steps of one optimizer, those that are skipped left out."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.steps = 0
+        optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        self.steps += 1
 
 
 _current: Runtime | None = None

@@ -7,19 +7,96 @@ weight 0.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import IterableDataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, Sampler, get_worker_info
+
+from hocket.job.randomness import OwnRandom, RandomState, SharedRandom, mix, reseed
 
 T = TypeVar("T")
 
 _AHEAD = 64  # steps
+
+
+class Counts(NamedTuple):
+    """What is known of a batch beside its contents."""
+
+    here: int  # samples on this rank
+    everywhere: int  # samples on all ranks; 0 if only this rank's are known
+    taken: int  # how much of the source all ranks together have taken with it, in this epoch
+
+
+@dataclass
+class Start:
+    """How the source of a pass began, from which its order follows."""
+
+    random: RandomState | None  # None: as the process is
+    generators: list[torch.Tensor]
+    sampler: Any  # its state_dict, if it has one
+
+    def as_data(self) -> list[Any]:
+        """The same as plain data with tensors."""
+        return [self.random.as_data() if self.random is not None else None, self.generators, self.sampler]
+
+    @staticmethod
+    def from_data(data: list[Any]) -> Start:
+        """What ``as_data`` gave."""
+        random, generators, sampler = data
+        return Start(RandomState.from_data(random) if random is not None else None, generators, sampler)
+
+
+@dataclass
+class Plan:
+    """One pass over the data: where it starts, and what is noted for each batch."""
+
+    epoch: int
+    taken: int = 0  # of the source, in an earlier run: it is passed over
+    start: Start | None = None  # how it began then; noted if it begins now
+
+    def __post_init__(self) -> None:
+        self.counts: deque[Counts] = deque()
+
+
+class SeededIndices(NamedTuple):
+    """What travels to a data-loader process: indices, and the seed of the random numbers used on them."""
+
+    indices: Any
+    seed: int
+
+
+class SeededDataset(Dataset[Any]):
+    """In a data-loader process, starts random numbers anew for each batch.
+
+    A batch is then the same whichever process makes it, and whether or not batches before it were made: after a
+    resumption they are not.
+    """
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: SeededIndices) -> Any:
+        reseed(index.seed)
+        return self.dataset[index.indices]
+
+    def __getitems__(self, batch: SeededIndices) -> list[Any]:
+        reseed(batch.seed)
+        several = getattr(self.dataset, "__getitems__", None)
+        items: list[Any] = several(batch.indices) if several else [self.dataset[i] for i in batch.indices]
+        return items
+
+
+def show_own_dataset(worker: int, *, init: Any = None) -> None:
+    """In a data-loader process: show the user's own data set to code that asks ``get_worker_info()`` for it."""
+    info = get_worker_info()
+    assert info is not None
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]
+    if init is not None:
+        init(worker)
 
 
 def share(items: Sequence[T], rank: int, size: int) -> Sequence[T]:
@@ -29,44 +106,14 @@ def share(items: Sequence[T], rank: int, size: int) -> Sequence[T]:
     return items[start : start + each + (rank < more)]
 
 
-class SharedRandom:
-    """A random state that is the same on all ranks, put in place of the process's own for a moment.
-
-    It covers torch, ``random`` and, where it is loaded, numpy.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._torch = torch.Generator().manual_seed(seed).get_state()
-        self._python = random.Random(seed).getstate()
-        self._numpy: Any = None
-
-    def __enter__(self) -> None:
-        numpy = sys.modules.get("numpy")
-        self._own = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        if numpy:
-            if self._numpy is None:
-                numpy.random.seed(self._seed % 2**32)
-            else:
-                numpy.random.set_state(self._numpy)
-
-    def __exit__(self, *_: object) -> None:
-        numpy = sys.modules.get("numpy")
-        self._torch, self._python = torch.get_rng_state(), random.getstate()
-        torch.set_rng_state(self._own[0])
-        random.setstate(self._own[1])
-        if numpy and self._own[2] is not None:
-            self._numpy = numpy.random.get_state()
-            numpy.random.set_state(self._own[2])
-
-
 class ShardedIndices(Sampler[Any]):
     """The batches (lists of indices, or what a batch sampler yields) of one rank.
 
     Args:
         source: Yields indices, of which ``batch_size`` make a batch, or ready batches if that is None.
+        random: What the source draws from.
+        generators: Generators that the source draws from, too.
+        seed: If there are data-loader processes: of the random numbers there.
     """
 
     def __init__(
@@ -76,92 +123,85 @@ class ShardedIndices(Sampler[Any]):
         drop_last: bool,
         rank: int,
         size: int,
-        shared_random: SharedRandom,
+        random: SharedRandom | OwnRandom,
+        generators: Sequence[torch.Generator] = (),
+        seed: int | None = None,
     ) -> None:
         self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
-        self._rank, self._size = rank, size
-        self._random = shared_random
-        self.counts: deque[tuple[int, int]] = deque()
-        """The next iterator fills it with (samples here, samples on all ranks) for every batch."""
+        self._rank, self._size, self._whole = rank, size, size * (batch_size or 1)
+        self._random, self._generators, self.seed = random, generators, seed
+        self.plan = Plan(0)
+        """Of the pass that the next iterator makes."""
 
     def __iter__(self) -> Iterator[Any]:
-        return self._iterate(self.counts)
+        return self._iterate(self.plan)
 
-    def _iterate(self, counts: deque[tuple[int, int]]) -> Iterator[Any]:
-        whole = self._size * (self._batch_size or 1)
-        for batch in self._global_batches(whole):
-            if self._drop_last and len(batch) < whole:
+    def _iterate(self, plan: Plan) -> Iterator[Any]:
+        taken = plan.taken
+        for batch in self._global_batches(plan):
+            if self._drop_last and len(batch) < self._whole:
                 return
             mine = share(batch, self._rank, self._size)
+            seed = None if self.seed is None else mix(self.seed, plan.epoch, taken, self._rank)
+            taken += len(batch)
+            indices: Any
             if self._batch_size is None:
                 sizes = [_samples(item) for item in batch]
-                counts.append((sizes[self._rank] if mine else 0, sum(sizes)))
-                yield mine[0] if mine else batch[0]
+                plan.counts.append(Counts(sizes[self._rank] if mine else 0, sum(sizes), taken))
+                indices = mine[0] if mine else batch[0]
             else:
-                counts.append((len(mine), len(batch)))
-                yield list(mine) or batch[:1]
+                plan.counts.append(Counts(len(mine), len(batch), taken))
+                indices = list(mine) or batch[:1]
+            yield indices if seed is None else SeededIndices(indices, seed)
 
-    def _global_batches(self, whole: int) -> Iterator[list[Any]]:
+    def _global_batches(self, plan: Plan) -> Iterator[list[Any]]:
         """The samples of all ranks in one step; drawn with the random state that all share.
 
         To put that in place takes longer than many indices, so PyTorch's samplers, which nothing during an epoch
         influences, are read ahead.
         """
+        random = self._begin(plan)
         ahead = _AHEAD if type(self._source).__module__.startswith("torch.utils.data") else 1
-        with self._random:
+        with random:
             indices = iter(self._source)
+            for _ in islice(indices, plan.taken):
+                pass
         while True:
-            with self._random:
-                block = list(islice(indices, ahead * whole))
+            with random:
+                block = list(islice(indices, ahead * self._whole))
             if not block:
                 return
-            for start in range(0, len(block), whole):
-                yield block[start : start + whole]
+            for start in range(0, len(block), self._whole):
+                yield block[start : start + self._whole]
+
+    def begin(self) -> Start:
+        """How a pass would begin now."""
+        random = self._random.capture() if isinstance(self._random, SharedRandom) else None
+        state = self._source.state_dict() if hasattr(self._source, "state_dict") else None
+        return Start(random, [g.get_state() for g in self._generators], state)
+
+    def restore(self, start: Start) -> None:
+        """Have the next pass begin as another one did, or would have."""
+        for generator, state in zip(self._generators, start.generators, strict=False):
+            generator.set_state(state)
+        if start.sampler is not None:
+            self._source.load_state_dict(start.sampler)  # type: ignore[attr-defined]
+        if start.random is not None and isinstance(self._random, SharedRandom):
+            self._random = SharedRandom(start.random)
+
+    def _begin(self, plan: Plan) -> SharedRandom | OwnRandom:
+        """Note how this pass begins, or begin as an earlier run did."""
+        if plan.start is None:
+            plan.start = self.begin()
+            plan.start.random = self._random.capture()
+            return self._random
+        assert plan.start.random is not None
+        self.restore(plan.start)
+        # A process's own random state has moved on since the pass began.
+        return self._random if isinstance(self._random, SharedRandom) else SharedRandom(plan.start.random)
 
     def __len__(self) -> int:
-        whole = self._size * (self._batch_size or 1)
-        return batches(len(self._source), whole, self._drop_last)  # type: ignore[arg-type]
-
-
-class ShardedStream(IterableDataset[Any]):
-    """The batches of one rank from a stream that every rank reads whole; yields (batch, samples here, samples in all).
-
-    Batches are collated here, so inside a data-loader process if there are any. Each such process deals out its
-    own stream, as PyTorch does. What the stream draws at random is the same on all ranks.
-    """
-
-    def __init__(
-        self,
-        dataset: IterableDataset[Any],
-        batch_size: int | None,
-        drop_last: bool,
-        rank: int,
-        size: int,
-        collate: Any,
-        seed: int,
-    ) -> None:
-        self.dataset = dataset
-        self._batch_size, self._drop_last = batch_size, drop_last
-        self._rank, self._size, self._collate = rank, size, collate
-        self._seed = seed
-        self.epoch = 0
-        self._random: SharedRandom | None = None
-
-    def __iter__(self) -> Iterator[tuple[Any, int, int]]:
-        info = get_worker_info()
-        if info is None or self._random is None:  # a process that persists goes on with the state that it has
-            self._random = SharedRandom(self._seed + 1_000_003 * self.epoch + (info.id if info else 0))
-        with self._random:
-            stream = iter(self.dataset)
-        whole = self._size * (self._batch_size or 1)
-        while True:
-            with self._random:
-                batch = list(islice(stream, whole))
-            if not batch or (self._drop_last and len(batch) < whole):
-                return
-            mine = share(batch, self._rank, self._size)
-            shown = mine or batch[:1]
-            yield self._collate(shown[0] if self._batch_size is None else list(shown)), len(mine), len(batch)
+        return batches(len(self._source), self._whole, self._drop_last)  # type: ignore[arg-type]
 
 
 def _samples(batch: Any) -> int:

@@ -8,6 +8,8 @@ from abc import ABC
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from hocket.strategies.collector import Collector
@@ -26,6 +28,24 @@ class Strategy(ABC):
 
     steps: int
     """How many exchanges there have been."""
+
+    exchanging: float = 0.0
+    """Seconds spent in exchanges so far, waiting for other ranks included."""
+
+    parameters: list[nn.Parameter]
+    """Those that this strategy takes care of."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep beside model and optimizer, as plain data with tensors; the same on all ranks."""
+        return {"steps": self.steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
+        self.steps = state["steps"]
+
+    def replica(self) -> dict[str, torch.Tensor] | None:
+        """The parameters, by name, of which every rank has a copy that must be equal; None if they share one."""
+        return None
 
 
 def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Collector) -> None:

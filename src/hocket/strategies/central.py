@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 import zlib
 from abc import abstractmethod
 from collections import OrderedDict
@@ -48,7 +49,13 @@ class CentralTraining(Strategy):
         self, communicator: SharedCommunicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
     ) -> None:
         by_elements = divides_by_elements(optimizer)
+        if members.foreign:
+            raise StrategyError(
+                "strategy 'central' cannot share parameters that two optimizers train: give each parameter to one "
+                "optimizer, or use --strategy mirrored"
+            )
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
+        self.parameters = members.parameters
         self._layout = Layout(members.parameters)
         self._shared = SharedParameters(communicator, members, self._layout)
         gradients = self._prepare_gradients(on_nan)
@@ -66,8 +73,12 @@ class CentralTraining(Strategy):
         """Make the collector, and the flat buffers from which updates take their gradients."""
 
     @abstractmethod
-    def _agree(self) -> bytes | None:
-        """Meet before the update; which parameters have gradients, or None to skip the step."""
+    def _judge(self) -> bool:
+        """Whether the step may be taken."""
+
+    @abstractmethod
+    def _agree(self) -> bytes:
+        """Meet before the update; which parameters have gradients."""
 
     def _fetch(self, ranges: list[Range]) -> None:
         """Have the averaged gradients of ``ranges`` in the flat buffers."""
@@ -79,15 +90,22 @@ class CentralTraining(Strategy):
                 loss = average_loss(self._communicator, self.collector, closure())
         self._members.check_groups(self._optimizer)
         self._shared.check()
+        begin = time.perf_counter()
+        allowed = self._judge()
+        self.exchanging += time.perf_counter() - begin
+        if not allowed:
+            return loss
         with _hooks_outside(self._optimizer, options):
+            begin = time.perf_counter()
             present = self._agree()
-            if present is None:
-                return loss
             self._fetch(self._update.prepare(present))
+            self.exchanging += time.perf_counter() - begin
             self._update.step(original, **options)
+            begin = time.perf_counter()
             news = self._communicator.transport.meet(_PUBLISH, self._update.news(), self._describe)
             if any(news):
                 self._update.share()
+            self.exchanging += time.perf_counter() - begin
         self._shared.mark_updated()
         return loss
 
@@ -108,12 +126,25 @@ class CentralAveraged(CentralTraining):
         return self._exchange.results
 
     @property
-    def steps(self) -> int:  # type: ignore[override]
+    def steps(self) -> int:
         return self._exchange.steps
 
-    def _agree(self) -> bytes | None:
-        if not self._exchange.before_step(self._optimizer):
-            return None
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._exchange.steps = steps
+
+    @property
+    def exchanging(self) -> float:
+        return self._exchange.seconds
+
+    @exchanging.setter
+    def exchanging(self, seconds: float) -> None:
+        self._exchange.seconds = seconds
+
+    def _judge(self) -> bool:
+        return self._exchange.before_step(self._optimizer)
+
+    def _agree(self) -> bytes:
         present = self._exchange.sync_results()
         # Others may still read parameters or gradients until they come here.
         self._communicator.transport.meet(zlib.crc32(present), 0, self._describe)
@@ -132,7 +163,7 @@ class CentralFused(CentralTraining):
         )
         self._judgement = Judgement(members.names, on_nan)
         self._local = [LocalGradient.seal(view) for view in layout.views(self._slots.mine)]
-        self._payload = 0
+        self._payload, self._same_missing = 0, True
         self._number = zlib.crc32(repr(members.describe()).encode())
         # Only this worker's slices are ever touched, and memory that is not touched is not taken.
         self._averages = [torch.empty(bucket.count, dtype=bucket.dtype) for bucket in layout.buckets]
@@ -143,7 +174,7 @@ class CentralFused(CentralTraining):
         self._payload = self.collector.payload()
         self._members.set_gradients(self._local, self.collector.missing)
 
-    def _agree(self) -> bytes | None:
+    def _judge(self) -> bool:
         check_exchanged(self.collector)
         gradients = [parameter.grad for parameter in self._members.parameters]
         if 1 in self.collector.missing or not all(map(operator.is_, gradients, self._local)):
@@ -154,9 +185,13 @@ class CentralFused(CentralTraining):
             self._communicator.transport.meet(self._number + number_rates(self._optimizer), payload, self._describe)
         )
         self._judgement.record(nonfinite)
-        if not self._judgement.allows_step(self._optimizer):
-            return None
-        missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
+        self._same_missing = same
+        return self._judgement.allows_step(self._optimizer)
+
+    def _agree(self) -> bytes:
+        missing = self.collector.missing
+        if not self._same_missing:
+            missing = agree_on_missing(self._communicator, missing)
         return missing.translate(_NOT)
 
     def _note_changes(self, gradients: list[torch.Tensor | None]) -> None:

@@ -6,6 +6,7 @@ The averages are private to the worker, in one flat buffer of which every ``p.gr
 from __future__ import annotations
 
 import operator
+import time
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +57,7 @@ class GradientExchange:
         self, communicator: Communicator, members: Members, layout: Layout, on_nan: str, optimizer: Optimizer | None
     ) -> None:
         self.members, self.layout = members, layout
-        self.steps = 0
+        self.steps, self.seconds = 0, 0.0
         self.judgement = Judgement(members.names, on_nan)
         self._communicator = communicator
         self._averager = communicator.averager(layout)
@@ -100,9 +101,9 @@ class GradientExchange:
 
     def _exchange(self) -> None:
         self.members.check_homes()
-        payloads = self._averager.average(
-            self._number + number_rates(self._optimizer), self.collector.payload(), self.describe
-        )
+        payload, begin = self.collector.payload(), time.perf_counter()
+        payloads = self._averager.average(self._number + number_rates(self._optimizer), payload, self.describe)
+        self.seconds += time.perf_counter() - begin
         self.collector.use(self._averager.slots)
         self.steps += 1
         nonfinite, same = read_payloads(payloads)

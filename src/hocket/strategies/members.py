@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import NoReturn
 
 import torch
@@ -22,14 +22,26 @@ class Members:
     Attributes:
         names: The model's names for them; ``optimizer[i]`` for the ``i``-th one that only the optimizer knows.
         groups: The number of the optimizer group that each is in, or -1.
+        foreign: Whether the optimizer also trains parameters that are ``elsewhere``.
+
+    Args:
+        model: Of which they are parameters.
+        optimizer: That trains them.
+        elsewhere: The ids of parameters that another strategy takes care of, or will.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        named = {id(p): (name, p) for name, p in model.named_parameters()}
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None, elsewhere: Set[int] = frozenset()) -> None:
+        named = {id(p): (name, p) for name, p in model.named_parameters() if id(p) not in elsewhere}
         group_of: dict[int, int] = {}
         extra = 0
+        self.foreign = False
+        self._optimized = 0
         for number, group in enumerate(optimizer.param_groups if optimizer else ()):
             for parameter in group["params"]:
+                self._optimized += 1
+                if id(parameter) in elsewhere:
+                    self.foreign = True
+                    continue
                 group_of[id(parameter)] = number
                 if id(parameter) not in named:
                     named[id(parameter)] = (f"optimizer[{extra}]", parameter)
@@ -43,7 +55,6 @@ class Members:
         self.names = [name for name, _ in ordered]
         self.parameters = [parameter for _, parameter in ordered]
         self.groups = [group_of.get(id(parameter), -1) for parameter in self.parameters]
-        self._optimized = sum(group >= 0 for group in self.groups)
         self.index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
         homes = {
             id(p): (module._parameters, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -25,13 +26,25 @@ class MirroredTraining(Strategy):
         self._exchange = GradientExchange(communicator, members, Layout(members.parameters), on_nan, optimizer)
         self.collector = self._exchange.collector
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
+        self.parameters = members.parameters
         ModelHooks(model, self.collector)
         if optimizer is not None:
             wrap(optimizer, self._step, self.collector)
 
     @property
-    def steps(self) -> int:  # type: ignore[override]
+    def steps(self) -> int:
         return self._exchange.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._exchange.steps = steps
+
+    @property
+    def exchanging(self) -> float:  # type: ignore[override]
+        return self._exchange.seconds
+
+    def replica(self) -> dict[str, torch.Tensor] | None:
+        return dict(zip(self._members.names, self._members.parameters, strict=True))
 
     def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         optimizer = self._optimizer

@@ -1,0 +1,49 @@
+"""The buffers of distributed models (batch norm's running statistics) while they train.
+
+They start as rank 0's, are each worker's own during an epoch, and are averaged when a training loop has come to the
+end of its loader: evaluation then sees the same model on every rank, and what rank 0 saves has seen all the data.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from hocket.comm.communicator import Communicator
+
+
+def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
+    """A number that differs, almost surely, if any of the tensors does."""
+    number = 0
+    for tensor in tensors:
+        dense = tensor.detach().contiguous().view(-1)
+        if dense.numel():
+            number = zlib.crc32(dense.view(torch.uint8).numpy().data, number)
+    return number
+
+
+def differ(communicator: Communicator, model: nn.Module) -> bool:
+    """Whether the buffers of ``model`` are not the same on all ranks; collective if it has any."""
+    buffers = list(model.buffers())
+    if not buffers or communicator.size == 1:
+        return False
+    mine = torch.tensor([fingerprint(buffers)])
+    return len(set(communicator.allgather(mine).view(-1).tolist())) > 1
+
+
+@torch.no_grad()
+def average(communicator: Communicator, model: nn.Module) -> None:
+    """Give every rank the mean of the buffers, and rank 0's of those that have none; collective."""
+    if not differ(communicator, model):
+        return  # as they are: the mean of equal numbers may be rounded
+    for buffer in model.buffers():
+        dense = buffer.detach().contiguous()
+        if buffer.is_floating_point():
+            communicator.allreduce(dense, "mean")
+        else:
+            communicator.broadcast(dense, 0)
+        if dense.data_ptr() != buffer.data_ptr():
+            buffer.copy_(dense)

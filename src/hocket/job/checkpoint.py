@@ -1,0 +1,183 @@
+"""``save``, ``load`` and ``resume``: a training can be continued, on as many workers or on others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import CheckpointError, UsageError
+from hocket.job import store
+from hocket.job.runtime import Runtime, current
+from hocket.job.saving import Saver, Saving
+from hocket.job.snapshot import Saved, Subjects
+from hocket.job.tensor_file import TensorFile
+
+
+@dataclass
+class Position:
+    """Where a training goes on.
+
+    Attributes:
+        epoch: Passes over the loader's data that are complete; the loader itself goes on in the middle of the next.
+        step: Steps of the optimizer so far; ``samples`` and ``metrics`` likewise.
+        extra: What was saved as ``extra``.
+        path: The checkpoint that was loaded, if any.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    extra: Any = None
+    path: Path | None = None
+    _done: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    def done(self) -> None:
+        """In a script without a loader: a step is complete, so a checkpoint may be written if one is due."""
+        self._done()
+
+
+def save(
+    path: str | Path,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    loader: Any = None,
+    extra: Any = None,
+    keep: int = 1,
+    **others: Any,
+) -> Saving:
+    """Save a training to a new checkpoint in the folder ``path``; every rank must call it, at the end of a step.
+
+    Returns when everything is copied; the copy is written in the background. The checkpoint appears in the folder when
+    all of it is on the disk, and only then are older ones removed.
+
+    Args:
+        path: A folder for the checkpoints of this training.
+        model: The model; several as a list or a dictionary, like everything else here.
+        optimizer: The optimizer.
+        scheduler: The learning-rate scheduler.
+        loader: The loader that ``distribute`` returned: keeps the place in the epoch and its order.
+        extra: Plain data (numbers, texts, lists, dictionaries, tensors).
+        keep: How many checkpoints are kept in the folder.
+        others: Whatever else has ``state_dict`` and ``load_state_dict``: a GradScaler, averaged weights …
+
+    Returns:
+        A handle: ``wait()`` blocks until it is on the disk and raises if that failed.
+    """
+    if keep < 1:
+        raise UsageError(f"save(keep={keep}): at least one checkpoint must be kept")
+    runtime = current()
+    subjects = Subjects(model, optimizer, scheduler, loader, extra, others)
+    saving = _saver(runtime).save(Path(path).absolute(), subjects, keep, patient=True)
+    assert saving is not None
+    return saving
+
+
+def load(
+    path: str | Path,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    loader: Any = None,
+    **others: Any,
+) -> Position:
+    """Bring what is given to the state in the newest intact checkpoint of folder ``path``; every rank must call it.
+
+    ``path`` may also be one checkpoint in it. Call it after ``distribute``; leave out what is not needed. The number of
+    workers may be another than when it was saved.
+    """
+    subjects = Subjects(model, optimizer, scheduler, loader, None, others)
+    return _load(current(), Path(path).absolute(), subjects)
+
+
+def resume(
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    loader: Any = None,
+    extra: dict[str, Any] | None = None,
+    **others: Any,
+) -> Position:
+    """Go on where the job was that wrote to ``--checkpoint DIR``, and write checkpoints there from now on.
+
+    Every rank must call it, after ``distribute``. Without ``--checkpoint`` nothing is loaded or saved. A checkpoint is
+    written every ``--checkpoint-every`` steps, when the training loop asks the loader for the next batch; a script
+    without a loader calls ``done()`` of the result at the end of each step.
+
+    Args:
+        model: See ``save``; the same for ``optimizer``, ``scheduler``, ``loader`` and ``others``.
+        extra: A dictionary of plain data that the script keeps up to date. It is saved as it then is, and updated here.
+    """
+    runtime = current()
+    config = runtime.config
+    if extra is not None and not isinstance(extra, dict):
+        raise UsageError(f"resume(extra=…) takes a dictionary that is saved and updated, not a {type(extra).__name__}")
+    subjects = Subjects(model, optimizer, scheduler, loader, extra, others)
+    position = Position(extra=extra)
+    if config.checkpoint is None:
+        return position
+    folder = Path(config.checkpoint).absolute()
+    if runtime.on_rank_0(lambda: bool(store.committed(folder))):
+        position = _load(runtime, folder, subjects)
+        if extra is not None:
+            extra.update(position.extra or {})
+            position.extra = extra
+        if config.rank == 0:
+            print(f"hocket: going on from {position.path}", file=sys.stderr, flush=True)
+    _saver(runtime).open(folder)
+    automatic = _Automatic(runtime, folder, subjects)
+    position._done = automatic.between_steps
+    for each in subjects.loaders.values():
+        each.before_next = automatic.between_steps
+    return position
+
+
+class _Automatic:
+    """Saves every so many steps."""
+
+    def __init__(self, runtime: Runtime, folder: Path, subjects: Subjects) -> None:
+        self._runtime, self._folder, self._subjects = runtime, folder, subjects
+        self._last = runtime.step
+
+    def between_steps(self) -> None:
+        """Collective if a checkpoint is due."""
+        config, step = self._runtime.config, self._runtime.step
+        if step // config.checkpoint_every > self._last // config.checkpoint_every:
+            self._last = step
+            try:
+                _saver(self._runtime).save(self._folder, self._subjects, config.checkpoint_keep, patient=False)
+            except CheckpointError as error:  # on all ranks; the training is worth more than this checkpoint
+                if config.rank == 0:
+                    print(f"hocket: {error}; training goes on", file=sys.stderr, flush=True)
+
+
+def _saver(runtime: Runtime) -> Saver:
+    if runtime.saver is None:
+        runtime.saver = Saver(runtime)
+    assert isinstance(runtime.saver, Saver)
+    return runtime.saver
+
+
+def _load(runtime: Runtime, path: Path, subjects: Subjects) -> Position:
+    found = runtime.on_rank_0(lambda: str(store.find(path, lambda line: print(line, file=sys.stderr, flush=True))))
+    chosen = Path(found)
+    manifest = store.read_manifest(chosen)
+    parts = [TensorFile(chosen / part) for part in manifest["files"]]
+    homes = {tensor: part for part in parts for tensor in part.names}
+    aliases = manifest["aliases"]
+    saved = Saved(
+        manifest,
+        [json.loads(part.metadata) for part in parts],
+        lambda name: homes[aliases.get(name, name)].read(aliases.get(name, name)),
+    )
+    saved.give(runtime, subjects, lambda name: homes[aliases.get(name, name)].shape(aliases.get(name, name)))
+    runtime.communicator.barrier("loading a checkpoint")
+    return Position(saved.epoch(), runtime.step, runtime.samples, dict(runtime.metrics), saved.extra(), chosen)

@@ -1,0 +1,72 @@
+"""What is looked at in the loader that a script gives to ``distribute``."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sized
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset
+
+from hocket.comm.communicator import Communicator
+from hocket.errors import MismatchError, UsageError
+
+
+def check(loader: DataLoader[Any]) -> None:
+    """Raise if it cannot be divided."""
+    if not isinstance(loader, DataLoader):
+        raise UsageError(f"distribute() takes a torch DataLoader, not {type(loader).__name__}")
+    if isinstance(loader.sampler, DistributedSampler):
+        raise UsageError(
+            "the loader has a DistributedSampler, and Hocket divides the data by itself: make it with shuffle=True or "
+            "a plain sampler instead"
+        )
+    if (
+        loader.batch_sampler is not None
+        and loader.batch_size is not None
+        and type(loader.batch_sampler) is not BatchSampler
+    ):
+        raise UsageError(
+            f"cannot divide the batches of {type(loader.batch_sampler).__name__}: pass it as batch_sampler="
+        )
+
+
+def find_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The generators that its samplers draw from, each once."""
+    batch_sampler = loader.batch_sampler
+    found = [
+        loader.generator,
+        getattr(loader.sampler, "generator", None),
+        getattr(batch_sampler, "generator", None),
+        getattr(getattr(batch_sampler, "sampler", None), "generator", None),
+    ]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def share_generators(communicator: Communicator, generators: list[torch.Generator]) -> None:
+    """Give them the states that they have on rank 0; collective."""
+    for generator in generators:
+        state = generator.get_state()
+        communicator.broadcast(state, 0)
+        generator.set_state(state)
+
+
+def check_same_data(communicator: Communicator, loader: DataLoader[Any]) -> None:
+    """Raise on all ranks if their data sets differ as far as that shows; collective."""
+    described = [json.loads(part) for part in communicator.gather_bytes(json.dumps(_describe(loader.dataset)).encode())]
+    for rank, other in enumerate(described):
+        if other != described[0]:
+            raise MismatchError(
+                f"the data sets differ: rank 0 has {described[0]}, rank {rank} has {other}; make random splits before "
+                "hocket.distribute() or with a seeded generator, or pass data='local' if every rank has its own data"
+            )
+
+
+def _describe(dataset: Dataset[Any]) -> str:
+    length = f" with {len(dataset):,} samples" if isinstance(dataset, Sized) else ""
+    if type(dataset) is Subset:
+        chosen = zlib.crc32(repr(list(dataset.indices)).encode())
+        return f"Subset{length} (indices {chosen:08x}) of {_describe(dataset.dataset)}"
+    return f"{type(dataset).__name__}{length}"

@@ -1,0 +1,226 @@
+"""What a checkpoint holds: everything of a training as plain data and tensors, and how that is taken and given back.
+
+Most of it is the same on all ranks, so each rank copies and writes only its part of the tensors. What differs (random
+states, batch-norm statistics in the middle of an epoch, the place in data of one's own) every rank writes for itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.errors import CheckpointError, UsageError
+from hocket.job import buffers
+from hocket.job.loader import Loader
+from hocket.job.packing import Json, pack, unpack
+from hocket.job.randomness import RandomState
+from hocket.job.runtime import Runtime
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Subjects:
+    """The objects of a script that are saved and loaded, by name; each argument may be one, a list or a dictionary."""
+
+    def __init__(self, model: Any, optimizer: Any, scheduler: Any, loader: Any, extra: Any, others: Mapping[str, Any]):
+        self.models: dict[str, nn.Module] = _named("model", model, nn.Module)
+        self.loaders: dict[str, Loader] = _named("loader", loader, Loader)
+        self.stateful: dict[str, Any] = {
+            **self.models,
+            **_named("optimizer", optimizer, Optimizer),
+            **_named("scheduler", scheduler),
+        }
+        for name, value in others.items():
+            self.stateful |= _named(name, value)
+        self.extra = extra
+
+
+@dataclass
+class Snapshot:
+    """What one rank contributes: the part that is common (all of it on rank 0), and what is its own."""
+
+    manifest: Json
+    own: Json
+    tensors: Tensors = field(default_factory=dict)
+
+
+def take(runtime: Runtime, subjects: Subjects) -> Snapshot:
+    """The state of everything now, not copied yet; collective."""
+    common: Tensors = {}
+    state = {name: thing.state_dict() for name, thing in subjects.stateful.items()}
+    shared = {name: loader.state() for name, loader in subjects.loaders.items() if not loader.is_per_rank}
+    manifest = {
+        "size": runtime.config.size,
+        "step": runtime.step,
+        "batches": runtime.batches,
+        "samples": runtime.samples,
+        "steps": [counter.steps for counter in runtime.counters],
+        "warmups": [warmup.taken for warmup in runtime.warmups],
+        "metrics": pack(runtime.metrics, "metrics", common),
+        "objects": {name: pack(value, name, common) for name, value in state.items()},
+        "loaders": {name: pack(value, name, common) for name, value in shared.items()},
+        "strategies": [pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(runtime.strategies)],
+        "extra": pack(subjects.extra, "extra", common),
+        "aliases": _take_twins(common),
+    }
+    tensors = _share(common, runtime.config.rank, runtime.config.size)
+    me = f"rank.{runtime.config.rank}"
+    mine = {
+        "random": RandomState.capture().as_data(),
+        "loaders": {name: loader.state() for name, loader in subjects.loaders.items() if loader.is_per_rank},
+        "buffers": {
+            name: dict(model.named_buffers())
+            for name, model in subjects.models.items()
+            if buffers.differ(runtime.communicator, model)
+        },
+    }
+    return Snapshot(manifest, pack(mine, me, tensors), tensors)
+
+
+class Saved:
+    """A checkpoint that can be read: its manifest, and what each rank wrote beside its part of the tensors."""
+
+    def __init__(self, manifest: Json, own: Sequence[Json], read: Callable[[str], torch.Tensor]) -> None:
+        self.manifest, self._own, self._read = manifest, own, read
+
+    def give(self, runtime: Runtime, subjects: Subjects, shape: Callable[[str], list[int]]) -> None:
+        """Bring everything to the state that was saved; collective."""
+        manifest, size = self.manifest, runtime.config.size
+        for name in [*subjects.stateful, *subjects.loaders]:
+            if name not in manifest["objects"] and name not in (*manifest["loaders"], *self._rank(0)["loaders"]):
+                raise CheckpointError(
+                    f"the checkpoint has no {name!r}: it has {', '.join([*manifest['objects'], *manifest['loaders']])}"
+                )
+        for name, model in subjects.models.items():
+            _check_fits(name, model.state_dict(), manifest["objects"][name], shape)
+        own = self._rank(runtime.config.rank) if manifest["size"] == size else None
+        for name, thing in subjects.stateful.items():
+            self._load(name, thing, own)
+        runtime.batches, runtime.samples = manifest["batches"], manifest["samples"]
+        runtime.metrics = self._unpack(manifest["metrics"])
+        for counter, steps in zip(runtime.counters, manifest["steps"], strict=False):
+            counter.steps = steps
+        for warmup, taken in zip(runtime.warmups, manifest["warmups"], strict=False):
+            warmup.taken = taken
+        for strategy, state in zip(runtime.strategies, manifest["strategies"], strict=False):
+            strategy.load_state(self._unpack(state))
+        for name, loader in subjects.loaders.items():
+            self._place(name, loader, own)
+        if own is not None:
+            random = RandomState.from_data(self._unpack(own["random"]))
+            random.restore()
+            runtime.keep_random(random)
+
+    def extra(self) -> Any:
+        return self._unpack(self.manifest["extra"])
+
+    def epoch(self) -> int:
+        """Passes over the (first) loader's data that are complete."""
+        states = list(self.manifest["loaders"].values()) or list(self._rank(0)["loaders"].values())
+        return int(self._unpack(states[0])["epoch"]) - 1 if states else 0
+
+    def _load(self, name: str, thing: Any, own: Json) -> None:
+        state = self._unpack(self.manifest["objects"][name])
+        if own is not None and name in own["buffers"]:
+            state |= self._unpack(own["buffers"][name])
+        try:
+            thing.load_state_dict(state)
+        except (ValueError, RuntimeError, KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit {name!r}: {error}") from error
+
+    def _place(self, name: str, loader: Loader, own: Json) -> None:
+        if name in self.manifest["loaders"]:
+            loader.load_state(self._unpack(self.manifest["loaders"][name]))
+            return
+        state = self._unpack((own or self._rank(0))["loaders"][name])
+        if own is None and state["open"]:
+            raise CheckpointError(
+                f"the checkpoint was written by {self.manifest['size']} workers in the middle of an epoch, and every "
+                f"worker had data of its own: resume with -n {self.manifest['size']}"
+            )
+        loader.load_state(state)
+
+    def _rank(self, rank: int) -> Json:
+        return self._own[rank]
+
+    def _unpack(self, value: Json) -> Any:
+        return unpack(value, self._read)
+
+
+def _named(kind: str, given: Any, expected: type = object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    things = {kind: given}
+    if isinstance(given, dict):
+        things = {f"{kind}.{name}": thing for name, thing in given.items()}
+    elif isinstance(given, (list, tuple)):
+        things = {f"{kind}.{i}": thing for i, thing in enumerate(given)}
+    for name, thing in things.items():
+        if expected is Loader and not isinstance(thing, Loader):
+            raise UsageError(f"{name} is a {type(thing).__name__}: pass the loader that hocket.distribute() returned")
+        if not isinstance(thing, expected) or (expected is object and not hasattr(thing, "load_state_dict")):
+            raise UsageError(
+                f"{name} is a {type(thing).__name__}, which has no state_dict() to save: pass plain data as extra="
+            )
+    return things
+
+
+def _take_twins(tensors: Tensors) -> dict[str, str]:
+    """Take out tensors that are the same memory as one before (tied weights); what stands for each."""
+    first: dict[Any, str] = {}
+    aliases = {}
+    for name, tensor in list(tensors.items()):
+        if tensor.numel():
+            place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if first.setdefault(place, name) != name:
+                aliases[name] = first[place]
+                del tensors[name]
+    return aliases
+
+
+def _share(tensors: Tensors, rank: int, size: int) -> Tensors:
+    """The part of ``tensors`` for ``rank`` to write: neighbours, about the same number of bytes for each."""
+    total = sum(tensor.nbytes for tensor in tensors.values()) + 1
+    mine, before = {}, 0
+    for name, tensor in tensors.items():
+        if (before + tensor.nbytes // 2) * size // total == rank:
+            mine[name] = tensor
+        before += tensor.nbytes
+    return mine
+
+
+def _check_fits(name: str, state: Mapping[str, Any], saved: Json, shape: Callable[[str], list[int]]) -> None:
+    """Raise, naming the first difference, if a model's parameters and buffers are not those that were saved."""
+
+    def fail(difference: str) -> None:
+        raise CheckpointError(
+            f"the checkpoint is of another {name}: {difference}; build the model as it was when it was saved"
+        )
+
+    for key in _merge(saved, state):
+        if key not in state:
+            fail(f"it has {key!r}, and this one does not")
+        if key not in saved:
+            fail(f"this one has {key!r}, and it does not")
+        reference = saved[key]
+        if isinstance(state[key], torch.Tensor) and isinstance(reference, dict) and "$tensor" in reference:
+            there, here = shape(reference["$tensor"]), list(state[key].shape)
+            if there != here:
+                fail(f"{key!r} has shape {there} there and {here} here")
+
+
+def _merge(first: Iterable[str], second: Iterable[str]) -> list[str]:
+    """All keys, in the order in which a reader would compare the two."""
+    first, second = list(first), list(second)
+    return [*dict.fromkeys(key for pair in zip(first, second, strict=False) for key in pair), *first, *second]
+
+
+def dump(value: Json) -> str:
+    """Compact JSON."""
+    return json.dumps(value, separators=(",", ":"))
