@@ -64,6 +64,7 @@ def test_only_the_transport_knows_how_bytes_move(path: Path) -> None:
     names = imported(path)
     assert not any(name.startswith(("torch.distributed", "mmap", "ctypes")) for name in names) or (
         path.name == "leftovers.py"  # asks the kernel to end workers with their launcher
+        or path.name == "tensor_file.py"  # needs memory that begins at a page to write past the page cache
     )
     assert not any(name.startswith(("pickle", "marshal", "shelve")) for name in names)
 

@@ -253,13 +253,13 @@ def test_persistent_processes_and_an_epoch_left_early(pool: Pool) -> None:
 
 
 def leave_early() -> None:
-    dataset = Numbers(20)
+    dataset = Numbers(22)
     loader = hocket.distribute(loader=DataLoader(dataset, 3, num_workers=1, persistent_workers=True))
     for step, _ in enumerate(loader):
         if step == 1:
             break
     assert current().weight == 1.0
-    assert sum(len(batch) for batch in loader) == 10
+    assert sum(len(batch) for batch in loader) == 11
     assert loader.dataset is dataset and loader.num_workers == 1 and loader.batch_size == 3
     del loader
 
@@ -302,8 +302,11 @@ def test_learning_rates_are_scaled_with_warmup(pool: Pool) -> None:
         assert moved == pytest.approx([0.1, 0.2, 0.3, 0.15, 0.15], rel=1e-5)
 
 
-@given(count=st.integers(0, 100), size=st.integers(1, 12))
-def test_shares_are_even_and_complete(count: int, size: int) -> None:
-    parts = [share(range(count), rank, size) for rank in range(size)]
+@given(count=st.integers(0, 100), size=st.integers(1, 12), least=st.integers(1, 2))
+def test_shares_are_even_and_complete(count: int, size: int, least: int) -> None:
+    parts = [share(range(count), rank, size, least) for rank in range(size)]
     assert [item for part in parts for item in part] == list(range(count))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    some = [len(part) for part in parts if part] or [0]
+    assert max(some) - min(some) <= 1 and (min(some) >= least or len(some) == 1)
+    if least == 1:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1

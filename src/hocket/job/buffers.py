@@ -7,12 +7,27 @@ end of its loader: evaluation then sees the same model on every rank, and what r
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 from hocket.comm.communicator import Communicator
+from hocket.job.randomness import RandomState
+
+
+def remember(models: Iterable[nn.Module]) -> Callable[[], None]:
+    """What puts buffers and random numbers back to what they are now: a repeated batch is to leave no trace."""
+    kept = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
+    random = RandomState.capture()
+
+    @torch.no_grad()
+    def restore() -> None:
+        random.restore()
+        for buffer, value in kept:
+            buffer.copy_(value)
+
+    return restore
 
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> int:

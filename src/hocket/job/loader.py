@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.errors import UsageError
-from hocket.job import original_loader, randomness, uneven
+from hocket.job import buffers, original_loader, randomness, uneven
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
 from hocket.job.sharding import Counts, Plan, SeededDataset, ShardedIndices, Start, batches, show_own_dataset
@@ -127,8 +127,12 @@ class Loader:
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
         if now.is_resumed:
             runtime.restore_random()  # whatever was drawn since the resumption
+        undo: Callable[[], None] | None = None
         try:
             while True:
+                if undo is not None:
+                    undo()
+                    undo = None
                 if training and self.before_next is not None:
                     self.before_next()
                 item = next(items, None)
@@ -143,6 +147,7 @@ class Loader:
                     runtime.weigh(self, self.weight)
                     runtime.count_batch(everywhere)
                     runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
+                    undo = buffers.remember(runtime.models) if self.weight == 0 else None
                 elif counts.here == 0:
                     continue  # a repeated one
                 yield batch

@@ -1,7 +1,7 @@
 """Which samples of a global batch belong to which rank.
 
 In global step t the ranks together hold exactly the samples that one process with a batch as large as all of
-theirs would hold. A last batch that is smaller is spread evenly; a rank left without a sample repeats one with
+theirs would hold. A last batch that is smaller is spread evenly; a rank left without samples repeats some with
 weight 0.
 """
 
@@ -99,11 +99,19 @@ def show_own_dataset(worker: int, *, init: Any = None) -> None:
         init(worker)
 
 
-def share(items: Sequence[T], rank: int, size: int) -> Sequence[T]:
-    """The part of ``items`` for ``rank``: contiguous, and as even as possible; may be empty."""
+def share(items: Sequence[T], rank: int, size: int, least: int = 1) -> Sequence[T]:
+    """The part of ``items`` for ``rank``: contiguous, as even as possible, and at least ``least`` or none."""
+    size = min(size, max(1, len(items) // least))
+    if rank >= size:
+        return items[:0]
     each, more = divmod(len(items), size)
     start = rank * each + min(rank, more)
     return items[start : start + each + (rank < more)]
+
+
+def least(batch_size: int | None) -> int:
+    """The fewest samples that a rank gets: not a single one of many, which batch norm refuses to train on."""
+    return 2 if batch_size is not None and batch_size > 2 else 1
 
 
 class ShardedIndices(Sampler[Any]):
@@ -141,7 +149,7 @@ class ShardedIndices(Sampler[Any]):
         for batch in self._global_batches(plan):
             if self._drop_last and len(batch) < self._whole:
                 return
-            mine = share(batch, self._rank, self._size)
+            mine = share(batch, self._rank, self._size, least(self._batch_size))
             seed = None if self.seed is None else mix(self.seed, plan.epoch, taken, self._rank)
             taken += len(batch)
             indices: Any
@@ -151,7 +159,7 @@ class ShardedIndices(Sampler[Any]):
                 indices = mine[0] if mine else batch[0]
             else:
                 plan.counts.append(Counts(len(mine), len(batch), taken))
-                indices = list(mine) or batch[:1]
+                indices = list(mine) or batch[: least(self._batch_size)]
             yield indices if seed is None else SeededIndices(indices, seed)
 
     def _global_batches(self, plan: Plan) -> Iterator[list[Any]]:

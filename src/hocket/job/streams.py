@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from hocket.job.randomness import RandomState, SharedRandom, mix
-from hocket.job.sharding import Counts, share
+from hocket.job.sharding import Counts, least, share
 
 Item = tuple[Any, Counts]
 
@@ -75,8 +75,9 @@ class ShardedStream(IterableDataset[Any]):
             if not batch or (self._drop_last and len(batch) < whole):
                 return
             if number % processes == process:
-                mine = share(batch, self._rank, self._size)
-                shown = mine or batch[:1]
+                fewest = least(self._batch_size)
+                mine = share(batch, self._rank, self._size, fewest)
+                shown = mine or batch[:fewest]
                 made = self._collate(shown[0] if self._batch_size is None else list(shown))
                 yield made, Counts(len(mine), len(batch), taken)
 

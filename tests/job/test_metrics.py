@@ -1,0 +1,119 @@
+"""Numbers over all workers, weights by hand, and reports."""
+
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.events import Metrics
+from hocket.job.runtime import current
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    def put(self, record: Any) -> None:
+        self.records.append(record)
+
+
+def numbers() -> None:
+    me, size = hocket.rank(), hocket.size()
+    assert hocket.mean(float(me)) == pytest.approx(sum(range(size)) / size)
+    assert hocket.mean(me, weight=me) == pytest.approx(sum(r * r for r in range(size)) / sum(range(size)))
+    assert hocket.mean(float("nan") if me == 0 else 2.0, weight=me) == 2.0, "weight 0 does not count at all"
+    assert hocket.total(me) == sum(range(size)) and isinstance(hocket.total(me), float)
+    assert hocket.maximum(me) == size - 1 and hocket.minimum(torch.tensor(me)) == 0
+    large = 2**53 - 1
+    assert hocket.total(large if me == 0 else 0) == large
+    value = torch.full((2, 3), float(me), dtype=torch.bfloat16, requires_grad=True)
+    several = hocket.mean(value, weight=torch.tensor(2))
+    assert several.shape == (2, 3) and several.dtype == torch.bfloat16 and not several.requires_grad
+    assert hocket.total(torch.tensor([me, 1])).tolist() == [sum(range(size)), size]
+
+
+def test_means_sums_and_extremes(pool: Pool) -> None:
+    pool.run(3, numbers)
+
+
+def wrong(what: str) -> None:
+    if what == "text":
+        hocket.report(loss="0.3")
+    elif what == "tensor":
+        hocket.report(loss=torch.ones(3))
+    elif what == "none":
+        hocket.mean(None)
+    elif what == "negative":
+        hocket.mean(1.0, weight=-1)
+    elif what == "all zero":
+        hocket.weight(0)
+    elif what == "nan":
+        hocket.weight(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("text", "loss='0.3' is a str, not a number"),
+        ("tensor", "loss is a tensor of shape [3], not a number: pass its mean()"),
+        ("none", "value=None is a NoneType, not a number"),
+        ("negative", "a weight must be 0 or more"),
+        ("all zero", "weight(0) on all ranks"),
+        ("nan", "weight(nan): must be a number of things"),
+    ],
+)
+def test_what_is_no_number_is_named(pool: Pool, what: str, message: str) -> None:
+    for outcome in pool.outcomes(2, wrong, what):
+        assert outcome.kind == "UsageError" and message in outcome.message
+
+
+def reports() -> list[Any]:
+    kept = current().sink = Kept()  # type: ignore[assignment]
+    model, loader = nn.Linear(1, 1), DataLoader(TensorDataset(torch.ones(12, 1)), 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for (x,) in loader:
+        model(x).mean().backward()
+        optimizer.step()
+        hocket.report(loss=torch.tensor(0.5), accuracy=1)
+    assert current().metrics == {"loss": 0.5, "accuracy": 1.0}
+    return [(r.step, r.samples, r.values) for r in kept.records if isinstance(r, Metrics)]
+
+
+def test_reports_come_from_rank_0_by_step_and_sample(pool: Pool) -> None:
+    values = {"loss": 0.5, "accuracy": 1.0}
+    assert pool.run(2, reports) == [[(step, 4 * step, values) for step in (1, 2, 3)], []]
+
+
+TOKENS = [[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8], [9, 7, 9, 3]]  # in each sequence of a batch
+
+
+def tokens(strategy: str, alone: bool) -> list[float]:
+    """A loss that is a mean over tokens, of which sequences have different numbers."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    if not alone:
+        hocket.distribute(model, optimizer, strategy=strategy)
+    for counts in TOKENS:
+        sequences = [torch.stack((torch.arange(n), torch.full((n,), i)), 1).double() for i, n in enumerate(counts)]
+        x = torch.cat(sequences if alone else sequences[hocket.rank() * 2 : hocket.rank() * 2 + 2])
+        if not alone:
+            factor = hocket.weight(len(x))
+            assert factor == pytest.approx(len(x) * 2 / sum(counts))
+        optimizer.zero_grad()
+        (model(x) ** 2).mean().backward()
+        optimizer.step()
+    return [float(v) for p in model.parameters() for v in p.detach().flatten()]
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central", "central(fused=True)"])
+def test_a_mean_over_tokens(pool: Pool, strategy: str) -> None:
+    many = pool.run(2, tokens, strategy, False)
+    expected = tokens(strategy, True)
+    for result in many:
+        assert result == pytest.approx(expected, rel=1e-9)
