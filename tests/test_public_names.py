@@ -6,7 +6,7 @@ import hocket
 def test_public_names() -> None:
     assert hocket.__all__ == [
         "Central", "HocketError", "Mirrored", "accumulate", "allgather", "allreduce", "barrier", "broadcast",
-        "distribute", "init", "local_rank", "rank", "scale_lr", "size",
+        "distribute", "init", "launch", "local_rank", "rank", "scale_lr", "size",
     ]  # fmt: skip
     for name in hocket.__all__:
         assert getattr(hocket, name) is not None
