@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
+import traceback
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -161,12 +162,12 @@ class Receiver:
         return instance
 
 
-def _show_without_own_frames(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _show_without_own_frames(_: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show the traceback from the user's first line on; where there is none, whole."""
     inner = trace
     while inner is not None and inner.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         inner = inner.tb_next
-    sys.__excepthook__(kind, error.with_traceback(inner or trace), inner or trace)
+    traceback.print_exception(error.with_traceback(inner or trace))  # which, unlike sys.__excepthook__, knows cells
 
 
 if __name__ == "__main__":
