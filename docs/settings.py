@@ -43,7 +43,7 @@ def page() -> str:
         ]
         for parameter in command.params:
             shown = ", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
-            if shown != "--help":
+            if shown != "--help" and not getattr(parameter, "hidden", False):
                 lines.append(f"| `{shown}` | {_cell(getattr(parameter, 'help', '') or '')} |")
     lines += ["", "## What `hocket run` sets for its workers", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in GIVEN]

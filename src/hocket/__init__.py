@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hocket.job.runtime import local_rank as local_rank
     from hocket.job.runtime import rank as rank
     from hocket.job.runtime import size as size
+    from hocket.launch.function import launch as launch
     from hocket.strategies.choices import Central as Central
     from hocket.strategies.choices import Mirrored as Mirrored
 
@@ -48,6 +49,7 @@ _HOMES = {
     "broadcast": "hocket.job.collectives",
     "distribute": "hocket.job.distribute",
     "init": "hocket.job.runtime",
+    "launch": "hocket.launch",
     "load": "hocket.job.checkpoint",
     "local_rank": "hocket.job.runtime",
     "maximum": "hocket.job.metrics",
@@ -68,7 +70,8 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hocket' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = home if name == "launch" else getattr(home, name)  # that package can be called
     globals()[name] = value
     return value
 

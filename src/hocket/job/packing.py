@@ -28,8 +28,7 @@ def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
     if type(value) is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach()
-        return {"$tensor": name}
+        return {"$tensor": _keep(value.detach(), name, tensors)}
     if isinstance(value, Mapping):
         return _pack_mapping(value, name, tensors)
     if type(value) is list or type(value) in _SEQUENCES:
@@ -41,8 +40,7 @@ def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
         if getattr(value, "ndim", 0) == 0:
             return pack(value.item(), name, tensors)
-        tensors[name] = torch.from_numpy(value)
-        return {"$array": name}
+        return {"$array": _keep(torch.from_numpy(value), name, tensors)}
     raise UsageError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored: numbers, texts, "
         "lists, tuples, dictionaries, tensors and arrays can"
@@ -67,6 +65,13 @@ def unpack(value: Json, tensors: Callable[[str], torch.Tensor]) -> Any:
     if tag in _BY_TAG:
         return _BY_TAG[tag]([unpack(item, tensors) for item in inner])
     return _READERS[tag](inner)
+
+
+def _keep(tensor: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> str:
+    while name in tensors:  # {"a.b": …, "a": {"b": …}} leads to one name twice
+        name += "'"
+    tensors[name] = tensor
+    return name
 
 
 def _pack_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Json:

@@ -50,6 +50,7 @@ def run(
     log_dir: Annotated[
         Path | None, typer.Option("--log-dir", help="Keep each worker's output in a file there.")
     ] = None,
+    report: Annotated[Path | None, typer.Option("--report", hidden=True)] = None,
 ) -> None:
     """Run SCRIPT on several workers of this machine."""
     count = machine.worker_count(workers)
@@ -57,7 +58,7 @@ def run(
     job = Job(_command(script, args or [], module), count, _checked(settings))
     if log_dir is not None:
         _check_folder(log_dir)
-    sys.exit(supervisor.run(job, log_dir))
+    sys.exit(supervisor.run(job, log_dir, report))
 
 
 @app.command()

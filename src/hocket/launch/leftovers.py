@@ -82,6 +82,18 @@ def die_with_parent() -> Callable[[], None]:
     return arrange
 
 
+def end_with_parent(parent: int) -> None:
+    """Have the kernel send this process SIGTERM when its parent ends; SystemExit if ``parent`` is gone already.
+
+    For a process that has started: what has many threads, as a notebook has, must run no code between fork and exec.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit(128 + signal.SIGTERM)
+
+
 class Guardian:
     """A process of its own that kills the rest of the job when the launcher ends without having said so."""
 

@@ -75,8 +75,24 @@ class PlainScreen:
             self._next = time.monotonic() + _PLAIN_EVERY
             self.say(f"hocket: epoch {record.epoch}, step {record.step}/{record.steps or '?'}, {speed:,.0f} samples/s")
 
+    def report(self, lines: list[str]) -> None:
+        """The last that is said of a job that failed."""
+        for line in lines:
+            self.say(line)
+
     def close(self) -> None:
         """Nothing to take down."""
+
+
+class CalledScreen(PlainScreen):
+    """For ``hocket.launch()``, which puts the report into the exception that it raises."""
+
+    def __init__(self, report_to: Path) -> None:
+        super().__init__()
+        self._report_to = report_to
+
+    def report(self, lines: list[str]) -> None:
+        self._report_to.write_text("\n".join(lines), encoding="utf-8")
 
 
 class TerminalScreen:
@@ -112,6 +128,10 @@ class TerminalScreen:
 
         self._console.print(Text.from_ansi(text), soft_wrap=True)
 
+    def report(self, lines: list[str]) -> None:
+        for line in lines:
+            self.say(line)
+
     def status(self, text: str) -> None:
         self._status = text
 
@@ -143,6 +163,8 @@ class TerminalScreen:
 Screen = PlainScreen | TerminalScreen
 
 
-def open_screen() -> Screen:
+def open_screen(report_to: Path | None = None) -> Screen:
     """The screen that fits where the output goes."""
+    if report_to is not None:
+        return CalledScreen(report_to)
     return TerminalScreen() if sys.stderr.isatty() else PlainScreen()

@@ -22,15 +22,21 @@ _TICK = 0.25
 _DRAIN = 64  # reads of 64 KiB; a pipe holds as much as one
 
 
-def run(job: Job, log_dir: Path | None) -> int:
-    """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left."""
+def run(job: Job, log_dir: Path | None, report_to: Path | None = None) -> int:
+    """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left.
+
+    Args:
+        job: What to run.
+        log_dir: A folder for each worker's output.
+        report_to: A file for the report of a failure, which then is not shown.
+    """
     logs = Logs(log_dir, job.size)
     guardian = leftovers.Guardian(job.mark)
     leftovers.adopt_orphans()
     try:
         with _signals() as (wakeup, received):
             crew, port = workers.start(job)
-            with port, contextlib.closing(open_screen()) as screen:
+            with port, contextlib.closing(open_screen(report_to)) as screen:
                 return _Supervisor(job, crew, screen, logs, wakeup, received).watch()
     finally:
         leftovers.kill(job.mark, spare=guardian.pid)
@@ -75,16 +81,15 @@ class _Supervisor:
         self._screen.status("")
         self._screen.close()
         if asked is not None:
-            self._screen.say(f"hocket: ended by {signal.Signals(asked).name}")
+            self._screen.report([f"hocket: ended by {signal.Signals(asked).name}"])
             return 128 + asked
         if absent and not failures:
-            self._screen.say(report.write_absent(absent, waiting))
+            self._screen.report([report.write_absent(absent, waiting)])
             return 1
         if not failures:
             return 0
         cause = report.choose_cause(failures)
-        for line in report.write(cause, failures, self._job.size, time.monotonic() - self._started):
-            self._screen.say(line)
+        self._screen.report(report.write(cause, failures, self._job.size, time.monotonic() - self._started))
         return cause.exit_status
 
     def _find_absent(self, running: list[Worker]) -> list[int]:

@@ -1,0 +1,128 @@
+"""``hocket.launch``: runs a function of a notebook, a script or a module on fresh workers.
+
+The only module of this layer that imports torch, because it packs tensors; ``hocket run`` does not load it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import site
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import hocket
+from hocket import config
+from hocket.errors import JobError, UsageError
+from hocket.job import function as worker
+from hocket.job.references import Sender
+from hocket.launch import machine, relay
+from hocket.strategies import choices
+
+
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    n: int | Literal["auto"] = "auto",
+    strategy: str | choices.Choice | None = None,
+    **options: Any,
+) -> Any:
+    """Call ``fn(*args)`` on ``n`` fresh workers of this machine, and return what it returns on rank 0.
+
+    Blocks until the job has ended; what workers print appears meanwhile, with the rank before each line. Workers are
+    fresh interpreters: they share nothing with this process, and changes that ``fn`` makes to its arguments or to
+    global variables stay there. ``hocket.init()`` has been called when ``fn`` begins.
+
+    Args:
+        fn: A function of a module, or one of the notebook or script itself. The latter takes along the functions,
+            classes, imports and plain data that it uses.
+        *args: Its arguments: plain data, tensors, arrays, or functions and classes such as ``fn`` itself.
+        n: How many workers, or ``"auto"``: one per core.
+        strategy: How they train together, as ``hocket run --strategy`` has it, or for example ``hocket.Central()``.
+        **options: Other settings of ``hocket run`` by name (``timeout=60``, ``on_nan="skip"``); all others are
+            keyword arguments of ``fn``.
+
+    Raises:
+        UsageError: something cannot be sent to workers or brought back, or a setting is wrong.
+        JobError: a worker has failed; the message is the report that ``hocket run`` would show.
+    """
+    settings = {name: options.pop(key) for name in config.SETTINGS if (key := name.replace("-", "_")) in options}
+    if strategy is not None:
+        settings["strategy"] = strategy if isinstance(strategy, str) else choices.write(strategy)
+    _check_arguments(fn, args, options, {"n" if n != "auto" else "", *(name.replace("-", "_") for name in settings)})
+    count = machine.worker_count(str(n))
+    env = _environment(settings)
+    folder = Path(tempfile.mkdtemp(prefix="hocket-"))  # which only this user can read
+    try:
+        _send(folder, fn, args, options)
+        arguments = [str(os.getpid()), str(folder), str(count)]
+        status = relay.run([sys.executable, "-X", "utf8", "-m", "hocket.launch.called", *arguments], env)
+        return _outcome(folder, status, _name(fn))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], taken: set[str]) -> None:
+    if not callable(fn):
+        raise UsageError(f"hocket.launch() needs a function, not {fn!r}: write hocket.launch(train, …), without ()")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # some built-in functions have none
+    try:
+        unfilled = set(signature.parameters) - set(signature.bind_partial(*args).arguments)
+        if both := sorted(taken & unfilled):
+            raise UsageError(f"{both[0]!r} is an option of hocket.launch() and of {_name(fn)}(): pass it by position")
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{_name(fn)}{signature} cannot be called with these arguments: {error}") from None
+
+
+def _environment(settings: dict[str, Any]) -> dict[str, str]:
+    """The launcher's environment, with the settings in it, which are right."""
+    env = config.environment()
+    env.update({config.SETTINGS[name].variable: str(value) for name, value in settings.items() if value is not None})
+    told = config.read(env)
+    if told.job is not None or told.size > 1:
+        raise UsageError(
+            "hocket.launch() was called in a worker of a job, and workers launch nothing: call it where the job is "
+            "started, in a module under if __name__ == '__main__':"
+        )
+    if told.strategy is not None:
+        choices.parse(told.strategy)
+    home = str(Path(hocket.__file__).parent.parent)
+    if home not in (*site.getsitepackages(), site.getusersitepackages()):  # found through sys.path alone, perhaps
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (home, env.get("PYTHONPATH"))))
+    return env
+
+
+def _send(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    sender, name = Sender(), _name(fn)
+    call = {
+        "function": sender.refer(fn, f"{name}()" if name != "<lambda>" else "the lambda"),
+        "args": [sender.refer(value, f"argument {i} of {name}()") for i, value in enumerate(args, 1)],
+        "kwargs": {key: sender.refer(value, f"argument {key!r} of {name}()") for key, value in kwargs.items()},
+        # Filled by what was referred to above.
+        "names": sender.names, "modules": sorted(sender.modules), "files": sender.files,
+        "definitions": sender.definitions, "order": sender.order(), "path": sys.path,
+    }  # fmt: skip
+    worker.send(folder, call, sender.tensors)
+
+
+def _outcome(folder: Path, status: int, name: str) -> Any:
+    report = folder / "report.txt"
+    if status != 0:
+        text = report.read_text(encoding="utf-8") if report.exists() else ""
+        raise JobError(text.removeprefix("hocket: ") or f"the launcher ended with status {status}: see what it printed")
+    try:
+        return worker.receive_result(folder)
+    except FileNotFoundError:
+        raise JobError(f"rank 0 ended before {name}() returned: let it return instead of calling exit()") from None
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn, "__name__", type(fn).__name__))
