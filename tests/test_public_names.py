@@ -5,8 +5,8 @@ import hocket
 
 def test_public_names() -> None:
     assert hocket.__all__ == [
-        "Central", "HocketError", "Mirrored", "accumulate", "allgather", "allreduce", "barrier", "broadcast",
-        "distribute", "init", "local_rank", "rank", "scale_lr", "size",
+        "Central", "HocketError", "Mirrored", "SyncBatchNorm", "accumulate", "allgather", "allreduce", "barrier",
+        "broadcast", "distribute", "init", "local_rank", "rank", "scale_lr", "size", "sync_batchnorm",
     ]  # fmt: skip
     for name in hocket.__all__:
         assert getattr(hocket, name) is not None

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hocket.errors import HocketError as HocketError
     from hocket.job.accumulation import accumulate as accumulate
+    from hocket.job.batchnorm import SyncBatchNorm as SyncBatchNorm
+    from hocket.job.batchnorm import sync_batchnorm as sync_batchnorm
     from hocket.job.collectives import allgather as allgather
     from hocket.job.collectives import allreduce as allreduce
     from hocket.job.collectives import barrier as barrier
@@ -32,6 +34,7 @@ _HOMES = {
     "Central": "hocket.strategies.choices",
     "HocketError": "hocket.errors",
     "Mirrored": "hocket.strategies.choices",
+    "SyncBatchNorm": "hocket.job.batchnorm",
     "accumulate": "hocket.job.accumulation",
     "allgather": "hocket.job.collectives",
     "allreduce": "hocket.job.collectives",
@@ -43,6 +46,7 @@ _HOMES = {
     "rank": "hocket.job.runtime",
     "scale_lr": "hocket.job.learning_rate",
     "size": "hocket.job.runtime",
+    "sync_batchnorm": "hocket.job.batchnorm",
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605
 
