@@ -155,13 +155,22 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        input, weight, mean, variance = ctx.saved_tensors
+        input, weight, mean, variance = ctx.saved_tensors  # once only, for the sake of checkpointing
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Sums over this rank's samples, of the gradient times the normalised input and of the gradient.
         _, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, input, None, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
-        for_input = _for_input(ctx, gradient, for_weight, for_bias) if needs_input else None
+        for_input = None
+        if needs_input:
+            sums = _sum_over_ranks(torch.stack([for_weight, for_bias]), ctx.share)
+            if ctx.share:
+                along, shift = (sums / (ctx.share * ctx.count)).to(mean.dtype)
+                inverse = torch.rsqrt(variance + ctx.eps)
+                scale = inverse if weight is None else inverse * weight
+                for_input = _for_input(gradient, input, mean, scale, inverse * along, shift)
+            else:
+                for_input = torch.zeros_like(input)
         return (
             for_input,
             for_weight.to(weight.dtype) if needs_weight else None,
@@ -170,23 +179,28 @@ class _Normalise(torch.autograd.Function):
         )
 
 
-def _for_input(ctx: Any, gradient: torch.Tensor, for_weight: torch.Tensor, for_bias: torch.Tensor) -> torch.Tensor:
-    """The gradient of the input.
+def _sum_over_ranks(sums: torch.Tensor, share: float) -> torch.Tensor:
+    """``sums`` of all ranks, in float64; every rank must call it.
 
-    Gradients inside the network are those of this rank's own loss; Hocket multiplies them by ``share`` (weight / size)
-    only at the parameters. So the sums over ranks are weighted, and what comes of them is divided by ``share`` here.
+    Gradients inside the network are those of a rank's own loss; Hocket multiplies them by ``share`` (weight / size)
+    only at the parameters. So the sums are weighted by it here, and what comes of them is to be divided by it.
     """
-    input, weight, mean, variance = ctx.saved_tensors
-    sums = torch.stack([for_weight, for_bias]).double()
-    sums = sums * ctx.share if ctx.share else torch.zeros_like(sums)
-    current().communicator.allreduce(sums, "sum")
-    if not ctx.share:
-        return torch.zeros_like(input)
+    weighted = sums.double() * share if share else torch.zeros_like(sums, dtype=torch.float64)
+    current().communicator.allreduce(weighted, "sum")
+    return weighted
+
+
+def _for_input(
+    gradient: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    along: torch.Tensor,
+    shift: torch.Tensor,
+) -> torch.Tensor:
+    """``scale * (gradient - shift - along * (input - mean))``, each of them per channel."""
     shape = (1, -1, *[1] * (input.dim() - 2))
-    inverse = torch.rsqrt(variance + ctx.eps)
-    scale = inverse if weight is None else inverse * weight
-    along, shift = (sums / (ctx.share * ctx.count)).to(mean.dtype)
     result: torch.Tensor = input - mean.view(shape)
-    result.mul_((-scale * inverse * along).view(shape)).addcmul_(gradient, scale.view(shape))
+    result.mul_((-scale * along).view(shape)).addcmul_(gradient, scale.view(shape))
     result.sub_((scale * shift).view(shape))
     return result.to(input.dtype)
