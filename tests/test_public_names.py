@@ -5,9 +5,9 @@ import hocket
 
 def test_public_names() -> None:
     assert hocket.__all__ == [
-        "Central", "HocketError", "Mirrored", "accumulate", "allgather", "allreduce", "barrier", "broadcast",
-        "distribute", "init", "launch", "load", "local_rank", "maximum", "mean", "minimum", "rank", "report", "resume",
-        "save", "scale_lr", "size", "total", "weight",
+        "Central", "HocketError", "Mirrored", "SyncBatchNorm", "accumulate", "allgather", "allreduce", "barrier",
+        "broadcast", "distribute", "init", "launch", "load", "local_rank", "maximum", "mean", "minimum", "rank",
+        "report", "resume", "save", "scale_lr", "size", "sync_batchnorm", "total", "weight",
     ]  # fmt: skip
     for name in hocket.__all__:
         assert getattr(hocket, name) is not None

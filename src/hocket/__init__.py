@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hocket.errors import HocketError as HocketError
     from hocket.job.accumulation import accumulate as accumulate
+    from hocket.job.batchnorm import SyncBatchNorm as SyncBatchNorm
+    from hocket.job.batchnorm import sync_batchnorm as sync_batchnorm
     from hocket.job.checkpoint import load as load
     from hocket.job.checkpoint import resume as resume
     from hocket.job.checkpoint import save as save
@@ -42,6 +44,7 @@ _HOMES = {
     "Central": "hocket.strategies.choices",
     "HocketError": "hocket.errors",
     "Mirrored": "hocket.strategies.choices",
+    "SyncBatchNorm": "hocket.job.batchnorm",
     "accumulate": "hocket.job.accumulation",
     "allgather": "hocket.job.collectives",
     "allreduce": "hocket.job.collectives",
@@ -61,6 +64,7 @@ _HOMES = {
     "save": "hocket.job.checkpoint",
     "scale_lr": "hocket.job.learning_rate",
     "size": "hocket.job.runtime",
+    "sync_batchnorm": "hocket.job.batchnorm",
     "total": "hocket.job.metrics",
     "weight": "hocket.job.metrics",
 }
