@@ -32,6 +32,8 @@ class SyncBatchNorm(_BatchNorm):
     together. A rank whose batch has weight 0 adds nothing to the statistics and is normalised by those of the others.
     """
 
+    synchronised = True
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training or current().config.size == 1:
             return super().forward(input)

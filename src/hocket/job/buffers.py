@@ -17,8 +17,12 @@ from hocket.job.randomness import RandomState
 
 
 def remember(models: Iterable[nn.Module]) -> Callable[[], None]:
-    """What puts buffers and random numbers back to what they are now: a repeated batch is to leave no trace."""
-    kept = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
+    """What puts buffers and random numbers back to what they are now: a repeated batch is to leave no trace.
+
+    Modules that are ``synchronised`` see to that themselves: what they learn in such a step comes from other ranks.
+    """
+    modules = {module for model in models for module in model.modules() if not getattr(module, "synchronised", False)}
+    kept = [(b, b.detach().clone()) for module in modules for b in module._buffers.values() if b is not None]
     random = RandomState.capture()
 
     @torch.no_grad()

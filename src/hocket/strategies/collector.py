@@ -6,6 +6,8 @@ Large gradients are copied to this rank's slot the moment they exist, while they
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import sys
 import zlib
@@ -39,6 +41,7 @@ class Collector:
         *,
         check_finite: bool,
     ) -> None:
+        self.number = next(_numbers)
         self.names, self.parameters = list(names), list(parameters)
         self._view_sets = [layout.views(slots) for slots in slot_sets]
         self._slot_sets = slot_sets
@@ -50,7 +53,7 @@ class Collector:
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
         self.weight = 1.0  # of what the next backward passes contribute
-        self._task: int | None = None  # autograd's number of the backward pass whose end will call _end
+        self._task: int | None = None  # autograd's number of the backward pass whose end will call ``end``
         self._total = 0.0
         self._copied = bytearray(len(self.parameters))
         small_runs = layout.runs(i for i, p in enumerate(self.parameters) if p.numel() < LARGE)
@@ -150,7 +153,7 @@ class Collector:
         return 1 / (self.passes + 1) if self.mean else 1.0
 
     def arm(self, *, by_output: bool = False) -> None:
-        """Have ``_end`` called when the outermost backward pass is over.
+        """Have ``end`` called when the outermost backward pass is over.
 
         A model's output gets its gradient in ``torch.autograd.grad``, too, which leaves ``p.grad`` alone; there is
         nothing to exchange then.
@@ -163,8 +166,12 @@ class Collector:
             return
         if self._task is not None:  # the last backward pass raised in the middle: begin anew
             self._total, self._copied = 0.0, bytearray(len(self.parameters))
+            _armed.pop(self._task, None)
         self._task = task
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if task not in _armed:
+            _armed[task] = []
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_end_all, task))
+        _armed[task].append(self)
 
     def _depth(self) -> int:
         """How many calls of ``backward()`` this one is in; reentrant checkpointing makes inner ones."""
@@ -174,7 +181,8 @@ class Collector:
             frame = frame.f_back  # type: ignore[assignment]
         return depth
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """The backward pass is over."""
         self._task, self.unfinished = None, False
         if self.held:
             self.passes += 1
@@ -235,6 +243,16 @@ def read_payloads(payloads: Sequence[int]) -> tuple[dict[int, int], bool]:
     """From all ranks' payloads: the parameter that is not finite by rank, and whether the same ones are missing."""
     nonfinite = {r: (p & ~_NONFINITE) >> _NUMBER for r, p in enumerate(payloads) if p & _NONFINITE}
     return nonfinite, len({p & (1 << _NUMBER) - 1 for p in payloads}) == 1
+
+
+_armed: dict[int, list[Collector]] = {}  # those that wait for the end of a backward pass
+_numbers = itertools.count()
+
+
+def _end_all(task: int) -> None:
+    # Which of several models got a gradient first may differ between ranks; the order of exchanges must not.
+    for collector in sorted(_armed.pop(task), key=lambda collector: collector.number):
+        collector.end()
 
 
 _current_task = torch._C._current_graph_task_id
