@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from hocket.errors import UsageError
+
 _TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -51,7 +53,7 @@ class Image:
             name, dtype, shape = described[i]
             begin, end = end, end + shape.numel() * dtype.itemsize
             if dtype not in _TYPES:
-                raise TypeError(f"{name} has type {dtype}, which safetensors does not know")
+                raise UsageError(f"{name} has type {dtype}, which safetensors does not know: convert it")
             self._entries[name] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         self._nbytes = end
         self._memory = mmap.mmap(-1, max(_blocks(end), _BLOCK))
