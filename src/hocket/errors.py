@@ -6,6 +6,7 @@
     │   └── SharedCopyError   a parameter has left the shared copy, or was written to behind its back
     ├── MismatchError         ranks disagree: other shapes, another collective, another number of steps
     ├── NonFiniteError        a gradient is NaN or infinite, and ``--on-nan`` is ``raise``
+    ├── RecordError           the record of a run cannot be written or read
     └── JobError              the job cannot go on
         ├── WorkerLost        a rank has ended while others wait for it
         └── DeadlineExceeded  a rank is alive but has not arrived within ``--timeout``
@@ -38,6 +39,10 @@ class MismatchError(HocketError):
 
 class NonFiniteError(HocketError, ArithmeticError):
     """A gradient is NaN or infinite."""
+
+
+class RecordError(HocketError):
+    """The record of a run cannot be written or read."""
 
 
 class JobError(HocketError, RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -62,10 +61,10 @@ def _run(name: str, workers: str, as_json: bool, *runs: list[str]) -> None:
                 sys.exit(status)
             rows += json.loads(result.read_text())
     if as_json:
-        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": _cpu(), "rows": rows}, indent=1))
+        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": machine.cpu(), "rows": rows}, indent=1))
     else:
         crew = f"{count} worker{'s' if count > 1 else ''}"
-        _print_table(f"{name}, {crew} on {machine.cores()} cores ({_cpu()})", rows)
+        _print_table(f"{name}, {crew} on {machine.cores()} cores ({machine.cpu()})", rows)
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
@@ -90,10 +89,3 @@ def _cell(row: dict[str, Any], key: str) -> str:
         return str(row[key])
     ratio = row.get(f"{key.rpartition('_')[0]}_ratio")
     return f"{row[key]:,.1f}" + (f" ({ratio:.2f}×)" if ratio else "")
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
