@@ -17,7 +17,7 @@ def test_speed_shares_and_time_left_are_those_of_the_last_seconds() -> None:
     assert current.samples == pytest.approx(640) and current.step_seconds == pytest.approx(0.1)
     assert current.waiting == pytest.approx(0.1) and current.communication == pytest.approx(0.2)
     assert pace.seconds_left == pytest.approx(10)
-    assert pace.text == "epoch 2, step 100/200, 640 samples/s, 10% waiting, 20% communication, 0:10 left in the epoch"
+    assert pace.text == "epoch 2, step 100/200, 0:10 left, 640 samples/s, 10% waiting, 20% communication"
 
 
 def test_workers_that_count_only_within_the_epoch() -> None:
@@ -26,7 +26,7 @@ def test_workers_that_count_only_within_the_epoch() -> None:
     pace.update(Progress(1, 10, 10, 100), now=1.0)
     pace.update(Progress(2, 3, 10, 30), now=2.0)
     assert pace.rates is not None and pace.rates.samples == pytest.approx(25)
-    assert pace.text == "epoch 2, step 3/10, 25 samples/s, 0:03 left in the epoch"
+    assert pace.text == "epoch 2, step 3/10, 0:03 left, 25 samples/s"
 
 
 def test_a_resumed_run_is_not_infinitely_fast() -> None:

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from observe.test_runs import HOCKET, SCRIPT, folder, hocket  # noqa: F401
+
+from observe.test_runs import SCRIPT, hocket
 
 
-def test_curves_are_read_back(folder: Path) -> None:  # noqa: F811
+def test_curves_are_read_back(folder: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert hocket("run", "-n", "2", "--tensorboard", SCRIPT, "train", "10").returncode == 0
@@ -33,7 +34,7 @@ def test_neither_torch_nor_tensorflow_is_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_missing_package_is_said_before_anything_starts(folder: Path) -> None:  # noqa: F811
+def test_a_missing_package_is_said_before_anything_starts(folder: Path) -> None:
     without = (
         "import sys; sys.modules['tensorboard'] = None\n"
         "import importlib.util as u; find = u.find_spec\n"

@@ -45,7 +45,7 @@ class Listener:
             try:
                 self._recorder.tick()
             except RecordError as error:
-                self._say(f"hocket: the record of this run stops here: {error} in {self._recorder.folder}")
+                self._say(f"hocket: the record of this run stops here: {error} ({self._recorder.folder})")
 
     def last_checkpoint(self, *, can_continue: bool) -> list[str]:
         """The line of a report that says where the last checkpoint is, if there is one."""
@@ -62,7 +62,7 @@ class Listener:
         try:
             self._recorder.finish(outcome.status, outcome.reason, outcome.lines)
         except RecordError as error:
-            self._say(f"hocket: the record of this run has no end: {error} in {self._recorder.folder}")
+            self._say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
 
     def remove_unfinished(self) -> None:
         """Remove checkpoints that nobody is left to finish; to be called when all workers are gone."""

@@ -1,4 +1,7 @@
-"""Where records of runs are: one folder each, named by date, time, script and six random digits."""
+"""Where records of runs are: one folder each, named by date, time, script and six digits.
+
+Three of the digits are the fraction of the second, so that runs sort by their start, and three are random.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ def make(parent: Path, script: str) -> Path:
     """Make the folder of a new run below ``parent``; its name is the run's id."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", script)[:40].strip("-.") or "script"
     while True:
-        folder = parent / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{name}_{secrets.token_hex(3)}"
+        now = time.time()
+        date = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
+        folder = parent / f"{date}_{name}_{int(now % 1 * 4096):03x}{secrets.randbelow(4096):03x}"
         try:
             parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
@@ -30,7 +35,8 @@ def make(parent: Path, script: str) -> Path:
 
 def all_in(parent: Path) -> list[Path]:
     """The folders of all runs, oldest first."""
-    return sorted(file.parent for file in parent.glob(f"*/{FILE}"))
+    found = [file.parent for file in parent.glob(f"*/{FILE}")]
+    return sorted(found, key=lambda folder: (folder.name[:19], folder.name[-6:]))
 
 
 def find(parent: Path, part: str) -> Path:

@@ -125,12 +125,12 @@ class Pace:
         if (record := self.record) is None:
             return ""
         parts = [f"epoch {record.epoch}", f"step {record.step}/{record.steps or '?'}"]
+        if (left := self.seconds_left) is not None:
+            parts.append(f"{clock(left)} left")
         if (current := self.rates) is not None:
             parts.append(f"{current.samples:,.0f} samples/s")
             if record.exchanging:
                 parts += [f"{current.waiting:.0%} waiting", f"{current.communication:.0%} communication"]
-        if (left := self.seconds_left) is not None:
-            parts.append(f"{clock(left)} left in the epoch")
         return ", ".join(parts)
 
 

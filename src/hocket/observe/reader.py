@@ -181,7 +181,8 @@ def _last_sign(database: sqlite3.Connection, started: float) -> float:
 def _metrics(database: sqlite3.Connection) -> dict[str, Metric]:
     found = {}
     query = (
-        "SELECT name, count(*), min(value), max(value), min(rowid), max(rowid) FROM metrics GROUP BY name ORDER BY min(rowid)"
+        "SELECT name, count(*), min(value), max(value), min(rowid), max(rowid) FROM metrics "
+        "GROUP BY name ORDER BY min(rowid)"
     )
     for name, count, lowest, highest, first, last in database.execute(query).fetchall():
         ends = [

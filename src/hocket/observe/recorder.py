@@ -94,21 +94,26 @@ class Recorder:
             reason: The cause, in one line.
             report: What was shown of a failure.
         """
-        before = self._failed
+        trouble, said = None, self._failed
         try:
-            if self._left_out is not None and not before:
-                self._write_row(*self._left_out)
-            if report:
-                self._writer.add("events", time.time(), None, "failure", json.dumps({"report": report[-200:]}))
-            self._writer.add("exit", time.time(), status, reason, time.monotonic() - self._started)
-            self._save()
-        except RecordError:
-            if not before:
-                raise
-        finally:
-            self._writer.close()
-            if self._scalars is not None:
-                self._scalars.close()
+            if not said:
+                if self._left_out is not None:
+                    self._write_row(*self._left_out)
+                self._save()
+        except RecordError as error:
+            trouble = error
+        if report:
+            self._writer.add("events", time.time(), None, "failure", json.dumps({"report": report[-200:]}))
+        self._writer.add("exit", time.time(), status, reason, time.monotonic() - self._started)
+        try:
+            self._writer.commit()  # by itself: even a full disk often has room for one row
+        except RecordError as error:
+            trouble = trouble or error
+        self._writer.close()
+        if self._scalars is not None:
+            self._scalars.close()
+        if trouble is not None and not said:
+            raise trouble
 
     def _save(self) -> None:
         for rank, (when, last) in self._ranks.items():

@@ -11,7 +11,7 @@ from typing import Any
 from hocket.observe.reader import Metric, Run
 
 _CONFIGURATION = ("workers", "command", "directory", "git commit")  # the facts of section run that a user chose
-_MOST_EVENTS = 20
+_MOST_METRICS, _MOST_EVENTS = 4, 20  # in a line of the list, and of one run
 _STATES = {
     "killed": "killed: the launcher is gone without having said how the run ended",
     "unknown": "unknown: the launcher is on another host, and has not said how the run ended",
@@ -24,7 +24,8 @@ def table(runs: Iterable[Run], width: int | None) -> list[str]:
     """All runs, one line each, cut at ``width`` if there is one."""
     rows = [("run", "workers", "strategy", "took", "state", "last metrics")]
     for run in runs:
-        last = ", ".join(f"{name} {number(metric.last)}" for name, metric in run.metrics.items())
+        last = ", ".join(f"{name} {number(metric.last)}" for name, metric in list(run.metrics.items())[:_MOST_METRICS])
+        last += f" and {len(run.metrics) - _MOST_METRICS} more" if len(run.metrics) > _MOST_METRICS else ""
         workers = str(run.fact("run", "workers") or "?")
         rows.append((run.id, workers, run.strategy, span(run.seconds), run.state, last or "-"))
     return [line[:width] for line in _align(rows)]
