@@ -33,7 +33,7 @@ def _flag(name: str) -> typer.models.OptionInfo:
     allowed = f" [{'|'.join(setting.choices)}]" if setting.choices else ""
     option: typer.models.OptionInfo = typer.Option(
         f"--{name}",
-        help=f"{setting.help}{allowed} Also {setting.variable}. [default: {setting.default}]",
+        help=f"{setting.help}{allowed} Also {setting.variable}. [default: {setting.default or 'none'}]",
         show_default=False,
     )
     return option

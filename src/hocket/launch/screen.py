@@ -112,10 +112,15 @@ class TerminalScreen:
         if self._status:
             rows.append(Text("[0] ", style=_COLOURS[0]) + Text.from_ansi(self._status, no_wrap=True))
         if (record := self._pace.record) is not None:
-            grid = Table.grid(padding=(0, 1))
-            bar = ProgressBar(total=record.steps, completed=record.step, width=20, pulse=record.steps is None)
-            grid.add_row(bar, self._pace.text)
-            rows.append(grid)
+            text = Text(self._pace.text, no_wrap=True, overflow="ellipsis")
+            room = min(30, self._console.width - len(text) - 1)
+            if room >= 5:
+                grid = Table.grid(padding=(0, 1))
+                bar = ProgressBar(total=record.steps, completed=record.step, width=room, pulse=record.steps is None)
+                grid.add_row(bar, text)
+                rows.append(grid)
+            else:  # the bar is what a narrow terminal can do without
+                rows.append(text)
         return Group(*rows)
 
 
