@@ -123,6 +123,14 @@ def test_an_absent_rank_is_recorded(folder: Path) -> None:
     assert whole["state"] == "failed (1)" and "rank 1 on " in whole["reason"] and "rank 0 waits" in whole["reason"]
 
 
+def test_a_failure_of_the_launcher_itself_is_recorded(folder: Path) -> None:
+    code = "from hocket.launch import cli, workers; workers.start = lambda job: 1 / 0; cli.main()"
+    command = [sys.executable, "-c", code, "run", "-n", "1", SCRIPT, "train"]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1
+    whole = runs("show")
+    assert whole["state"] == "failed (1)" and "the launcher failed: ZeroDivisionError" in whole["reason"]
+
+
 def test_without_a_record_nothing_is_written(folder: Path) -> None:
     assert hocket("run", "-n", "1", "--no-record", SCRIPT, "train").returncode == 0
     assert not list(folder.iterdir())

@@ -71,20 +71,20 @@ def absence(absent: list[int], waiting: list[int], checkpoint: list[str]) -> Out
 
 def failure(failures: list[Ending], size: int, seconds: float, checkpoint: list[str]) -> Outcome:
     """Workers have failed by themselves, in the order in which that was noticed."""
-    cause = choose_cause(failures)
-    lines = write(cause, failures, size, seconds)
+    cause = _choose_cause(failures)
+    lines = _write(cause, failures, size, seconds)
     error = f": {cause.error}" if cause.error else ""
     return Outcome(
         cause.exit_status, lines[0].removeprefix("hocket: ").rstrip(".") + error, lines + checkpoint + cause.traceback
     )
 
 
-def choose_cause(failures: list[Ending]) -> Ending:
+def _choose_cause(failures: list[Ending]) -> Ending:
     """Of the workers that failed by themselves, in the order in which that was noticed, the one to report."""
     return next((f for f in failures if not f.is_collateral), failures[0])
 
 
-def write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> list[str]:
+def _write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> list[str]:
     """The lines of the report, which the cause's traceback follows."""
     same = [f.rank for f in failures if f is not cause and f.error and f.error == cause.error]
     lines = [f"hocket: rank {cause.rank} on {socket.gethostname()} {_how(cause)} after {seconds:.1f} s."]

@@ -40,6 +40,8 @@ def run(job: Job, log_dir: Path | None, recorder: Recorder | None = None) -> int
                 listener.screen = screen
                 outcome = _Supervisor(job, crew, screen, logs, listener, wakeup, received).watch()
                 listener.finish(outcome)
+                for line in outcome.lines:  # after anything else that there is to say
+                    screen.say(line)
                 return outcome.status
     except BaseException as error:
         listener.finish(Outcome(1, f"the launcher failed: {error!r}"))
@@ -76,7 +78,7 @@ class _Supervisor:
             self._selector.register(worker.events, selectors.EVENT_READ, (worker, None))
 
     def watch(self) -> Outcome:
-        """Until all workers have ended, one has failed, or a signal asks for the end."""
+        """Until all workers have ended, one has failed, or a signal asks for the end; none is left afterwards."""
         running = list(self._crew)
         failures: list[Ending] = []
         absent: list[int] = []
@@ -96,16 +98,10 @@ class _Supervisor:
         self._screen.close()
         checkpoint = self._listener.last_checkpoint(can_continue="checkpoint" in self._job.settings)
         if asked is not None:
-            outcome = report.stopped(asked, checkpoint)
-        elif failures:
-            outcome = report.failure(failures, self._job.size, time.monotonic() - self._started, checkpoint)
-        elif absent:
-            outcome = report.absence(absent, waiting, checkpoint)
-        else:
-            outcome = report.finished()
-        for line in outcome.lines:
-            self._screen.say(line)
-        return outcome
+            return report.stopped(asked, checkpoint)
+        if failures:
+            return report.failure(failures, self._job.size, time.monotonic() - self._started, checkpoint)
+        return report.absence(absent, waiting, checkpoint) if absent else report.finished()
 
     def _find_absent(self, running: list[Worker]) -> list[int]:
         """Ranks that have ended well, but without joining the others, if these wait for them."""

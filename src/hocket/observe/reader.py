@@ -96,7 +96,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         database = sqlite3.connect(f"{address}?mode=ro", uri=True)
         database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except sqlite3.OperationalError:  # on a disk that cannot be written to there is no room for WAL's index
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            raise
+        # On a disk that cannot be written to there is no place for WAL's index, and nobody who writes either.
         database = sqlite3.connect(f"{address}?immutable=1", uri=True)
     return database
 
