@@ -29,7 +29,8 @@ def page() -> str:
     lines += ["## Settings", "", "| flag | environment | default | meaning |", "|---|---|---|---|"]
     for setting in config.SETTINGS.values():
         allowed = f" One of {', '.join(f'`{choice}`' for choice in setting.choices)}." if setting.choices else ""
-        lines.append(f"| `--{setting.name}` | `{setting.variable}` | `{setting.default}` | {setting.help}{allowed} |")
+        default = f"`{setting.default}`" if setting.default else "none"
+        lines.append(f"| `--{setting.name}` | `{setting.variable}` | {default} | {setting.help}{allowed} |")
     commands = get_command(app)
     for name, command in _walk("hocket", commands):
         lines += [
@@ -56,6 +57,8 @@ def _cell(text: str) -> str:
 
 def _walk(name, command):  # type: ignore[no-untyped-def]
     if hasattr(command, "commands"):
+        if command.invoke_without_command:
+            yield name, command
         for child, inner in command.commands.items():
             yield from _walk(f"{name} {child}", inner)
     else:

@@ -19,6 +19,12 @@ os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a
 MARK = f"HOCKET_TEST_SESSION={SESSION}".encode()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def records_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs that tests start from the working tree are recorded outside of it."""
+    os.environ["HOCKET_RUN_DIR"] = str(tmp_path_factory.mktemp("hocket-runs"))
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     shared = Pool()

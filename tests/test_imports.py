@@ -12,11 +12,14 @@ LAYERS = ["transport", "comm", "strategies", "job", "launch"]  # each may import
 COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"}}
 FOR_EVERYONE = {"__init__", *COMMON}
 CALLER = ROOT / "launch" / "function.py"
+BESIDE = {"observe": {"rich", "tensorboard"}}  # seen by launch alone, and what else they may import
 NO_TORCH = [
     "hocket.launch",
     "hocket.launch.called",
     "hocket.launch.cli",
     "hocket.launch.supervisor",
+    "hocket.observe.recorder",
+    "hocket.observe.show",
     "hocket.strategies.choices",
     "hocket.config",
     "hocket.events",
@@ -56,10 +59,14 @@ def test_imports_go_down(path: Path) -> None:
     elif here in LAYERS:
         allowed = {*LAYERS[: LAYERS.index(here) + 1], *FOR_EVERYONE}
         if here == "launch":  # it starts workers, and is none: of the other layers it knows the names of strategies
-            allowed = {"launch", "strategies", *FOR_EVERYONE}
+            allowed = {"launch", "strategies", *BESIDE, *FOR_EVERYONE}
             if path == CALLER:  # packs what workers of hocket.launch() need; nothing of the command line imports it
                 allowed.add("job")
         assert there <= allowed, f"{here} must not import {there - allowed}"
+    elif here in BESIDE:
+        assert there <= {here, *FOR_EVERYONE}
+        others = {name.split(".")[0] for name in imported(path)} - {"hocket", *sys.stdlib_module_names}
+        assert others <= BESIDE[here], f"{here} must not import {others - BESIDE[here]}"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))

@@ -8,6 +8,7 @@
     │   └── ReplicaError      parameters that should be equal on all ranks are not
     ├── CheckpointError       a checkpoint cannot be written, is damaged, or does not fit
     ├── NonFiniteError        a gradient is NaN or infinite, and ``--on-nan`` is ``raise``
+    ├── RecordError           the record of a run cannot be written or read
     └── JobError              the job cannot go on
         ├── WorkerLost        a rank has ended while others wait for it
         └── DeadlineExceeded  a rank is alive but has not arrived within ``--timeout``
@@ -48,6 +49,10 @@ class CheckpointError(HocketError):
 
 class NonFiniteError(HocketError, ArithmeticError):
     """A gradient is NaN or infinite."""
+
+
+class RecordError(HocketError):
+    """The record of a run cannot be written or read."""
 
 
 class JobError(HocketError, RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from hocket.launch.workers import Job
 
 app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")
 
+_MODELS = ("cnn", "mlp", "narrow")
 _Workers = Annotated[str, typer.Option("-n", "--workers", help="How many workers, or auto: one per core.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _Rounds = Annotated[int, typer.Option(min=1, help="How often all ways are measured in turn; medians are shown.")]
@@ -37,10 +37,10 @@ def step(
     as_json: _Json = False,
 ) -> None:
     """A training step against DistributedDataParallel; with -n 1, against the plain script."""
-    for given, known in ((models, ("cnn", "mlp", "narrow")), (optimizers, ("sgd", "adam"))):
-        for name in given.split(","):
-            if name not in known:
-                raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(known)}")
+    _check_models(models)
+    for name in optimizers.split(","):
+        if name not in ("sgd", "adam"):
+            raise UsageError(f"cannot measure {name!r}: the choices are sgd, adam")
     _run("step", workers, as_json, [str(rounds), models, optimizers])
 
 
@@ -48,6 +48,26 @@ def step(
 def memory(workers: _Workers = "2", as_json: _Json = False) -> None:
     """What a job takes for a 10M-parameter model with Adam: with a replica each, and with one copy."""
     _run("memory", workers, as_json, ["mirrored"], ["central"], ["central(fused=True)"])
+
+
+@app.command()
+def checkpoint(
+    workers: _Workers = "2",
+    rounds: _Rounds = 9,
+    models: Annotated[str, typer.Option(help="Of cnn, mlp and narrow, those to measure.")] = "cnn,mlp,narrow",
+    folder: Annotated[Path | None, typer.Option(help="A folder on the disk to write to; removed afterwards.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """What a checkpoint every 10 steps costs: times of 10 steps with Adam, with and without it."""
+    _check_models(models)
+    with tempfile.TemporaryDirectory(prefix="hocket-bench-", dir=folder) as place:
+        _run("checkpoint", workers, as_json, [str(rounds), models, place])
+
+
+def _check_models(models: str) -> None:
+    for name in models.split(","):
+        if name not in _MODELS:
+            raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(_MODELS)}")
 
 
 def _run(name: str, workers: str, as_json: bool, *runs: list[str]) -> None:
@@ -62,10 +82,10 @@ def _run(name: str, workers: str, as_json: bool, *runs: list[str]) -> None:
                 sys.exit(status)
             rows += json.loads(result.read_text())
     if as_json:
-        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": _cpu(), "rows": rows}, indent=1))
+        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": machine.cpu(), "rows": rows}, indent=1))
     else:
         crew = f"{count} worker{'s' if count > 1 else ''}"
-        _print_table(f"{name}, {crew} on {machine.cores()} cores ({_cpu()})", rows)
+        _print_table(f"{name}, {crew} on {machine.cores()} cores ({machine.cpu()})", rows)
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
@@ -90,10 +110,3 @@ def _cell(row: dict[str, Any], key: str) -> str:
         return str(row[key])
     ratio = row.get(f"{key.rpartition('_')[0]}_ratio")
     return f"{row[key]:,.1f}" + (f" ({ratio:.2f}×)" if ratio else "")
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

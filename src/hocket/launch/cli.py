@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
-from hocket.launch import bench_cli, machine, supervisor
+from hocket.launch import bench_cli, machine, recording, runs_cli, supervisor
 from hocket.launch.workers import Job
 from hocket.strategies import choices
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     help="Train one PyTorch script together on many processes.",
 )
 app.add_typer(bench_cli.app, name="bench")
+app.add_typer(runs_cli.app, name="runs")
 
 
 def _flag(name: str) -> typer.models.OptionInfo:
@@ -31,7 +33,7 @@ def _flag(name: str) -> typer.models.OptionInfo:
     allowed = f" [{'|'.join(setting.choices)}]" if setting.choices else ""
     option: typer.models.OptionInfo = typer.Option(
         f"--{name}",
-        help=f"{setting.help}{allowed} Also {setting.variable}. [default: {setting.default}]",
+        help=f"{setting.help}{allowed} Also {setting.variable}. [default: {setting.default or 'none'}]",
         show_default=False,
     )
     return option
@@ -47,18 +49,42 @@ def run(
     timeout: Annotated[str | None, _flag("timeout")] = None,
     on_nan: Annotated[str | None, _flag("on-nan")] = None,
     transport: Annotated[str | None, _flag("transport")] = None,
+    checkpoint: Annotated[str | None, _flag("checkpoint")] = None,
+    checkpoint_every: Annotated[str | None, _flag("checkpoint-every")] = None,
+    checkpoint_keep: Annotated[str | None, _flag("checkpoint-keep")] = None,
+    check_replicas: Annotated[str | None, _flag("check-replicas")] = None,
+    run_dir: Annotated[str | None, _flag("run-dir")] = None,
+    no_record: Annotated[bool, typer.Option("--no-record", help="Keep no record of this run.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write curves for TensorBoard, into the run's folder.")
+    ] = False,
     log_dir: Annotated[
         Path | None, typer.Option("--log-dir", help="Keep each worker's output in a file there.")
     ] = None,
     report: Annotated[Path | None, typer.Option("--report", hidden=True)] = None,
 ) -> None:
     """Run SCRIPT on several workers of this machine."""
-    count = machine.worker_count(workers)
-    settings = {"strategy": strategy, "timeout": timeout, "on-nan": on_nan, "transport": transport}
-    job = Job(_command(script, args or [], module), count, _checked(settings))
+    if no_record and tensorboard:
+        raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
+    count, command = machine.worker_count(workers), _command(script, args or [], module)
+    flags = {
+        "strategy": strategy,
+        "timeout": timeout,
+        "on-nan": on_nan,
+        "transport": transport,
+        "checkpoint": checkpoint,
+        "checkpoint-every": checkpoint_every,
+        "checkpoint-keep": checkpoint_keep,
+        "check-replicas": check_replicas,
+        "run-dir": run_dir,
+    }
+    settings = _checked({name: value for name, value in flags.items() if value is not None})
+    # Where records go is the launcher's own affair.
+    job = Job(command, count, {name: value for name, value in settings.items() if name != "run-dir"})
     if log_dir is not None:
-        _check_folder(log_dir)
-    sys.exit(supervisor.run(job, log_dir, report))
+        _check_folder("log-dir", log_dir)
+    recorder = None if no_record else recording.start(job, settings, tensorboard=tensorboard)
+    sys.exit(supervisor.run(job, log_dir, recorder, report))
 
 
 @app.command()
@@ -94,24 +120,35 @@ def _command(script: str, args: list[str], module: bool) -> tuple[str, ...]:
     return (script, *args)
 
 
-def _checked(settings: dict[str, str | None]) -> dict[str, str]:
-    given = {name: value for name, value in settings.items() if value is not None}
-    effective = {**config.told(), **given}
-    if "strategy" in effective:
-        choices.parse(effective["strategy"])
-    if "timeout" in effective:
-        config.seconds(effective["timeout"])
+def _checked(given: dict[str, str]) -> dict[str, str]:
+    """What flags and environment set, after a look at every value."""
+    settings = {**config.told(), **given}
+    if "strategy" in settings:
+        choices.parse(settings["strategy"])
+    if "timeout" in settings:
+        config.seconds(settings["timeout"])
     for name in ("on-nan", "transport"):
-        if name in effective:
-            config.choice(name, effective[name])
-    return given
+        if name in settings:
+            config.choice(name, settings[name])
+    for name in config.COUNTS:
+        if name in settings:
+            config.count(name, settings[name])
+    for name in ("checkpoint", "run-dir"):
+        if settings.get(name) == "":
+            raise UsageError(f"--{name} '': must be the name of a folder")
+    if "checkpoint" in settings:
+        folder = Path(settings["checkpoint"]).absolute()  # a script may change its working directory
+        _check_folder("checkpoint", folder)
+        settings["checkpoint"] = str(folder)
+    return settings
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(flag: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()  # permissions do not say all: the disk may be read-only
     except OSError as error:
-        raise UsageError(f"--log-dir {folder}: {error.strerror}; choose a folder that can be written to") from None
+        raise UsageError(f"--{flag} {folder}: {error.strerror}; choose a folder that can be written to") from None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What this machine has for workers: cores and memory."""
+"""What this machine is, and what it has for workers: cores and memory."""
 
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 from hocket.errors import UsageError
@@ -17,6 +18,22 @@ def cores() -> int:
     if quota.isdigit() and period.strip().isdigit():
         allowed = min(allowed, max(1, int(quota) // int(period)))
     return allowed
+
+
+def cpu() -> str:
+    """The model of the processor."""
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory() -> int | None:
+    """Bytes of memory that the machine has, or None where that is unknown."""
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) << 10
+    return None
 
 
 def free_memory() -> int | None:

@@ -1,4 +1,4 @@
-"""What is said of a job that failed: which rank, how it ended, and its own traceback last."""
+"""How a job ended, and what is said of it: which rank failed, in which way, and its own traceback last."""
 
 from __future__ import annotations
 
@@ -34,21 +34,58 @@ class Ending:
         return self.error.startswith(_COLLATERAL)
 
 
-def write_absent(absent: list[int], waiting: list[int]) -> str:
-    """For a job in which some workers ended before they joined the others."""
-    return (
-        f"hocket: {_ranks(absent)} on {socket.gethostname()} finished without hocket.init(), in which "
+@dataclass(frozen=True)
+class Outcome:
+    """How the job ended.
+
+    Attributes:
+        status: The launcher's exit status.
+        reason: The cause, in one line.
+        lines: What is said of it.
+    """
+
+    status: int
+    reason: str
+    lines: list[str] = field(default_factory=list)
+
+
+def finished() -> Outcome:
+    """All workers have ended well: nothing needs to be said."""
+    return Outcome(0, "all workers finished")
+
+
+def stopped(number: int, checkpoint: list[str]) -> Outcome:
+    """A signal asked for the end."""
+    reason = f"ended by {signal.Signals(number).name}"
+    return Outcome(128 + number, reason, [f"hocket: {reason}", *checkpoint])
+
+
+def absence(absent: list[int], waiting: list[int], checkpoint: list[str]) -> Outcome:
+    """Some workers ended before they joined the others."""
+    reason = (
+        f"{_ranks(absent)} on {socket.gethostname()} finished without hocket.init(), in which "
         f"{_ranks(waiting)} wait{'' if len(waiting) > 1 else 's'}: call it on every rank"
+    )
+    return Outcome(1, reason, [*checkpoint, f"hocket: {reason}"])
+
+
+def failure(failures: list[Ending], size: int, seconds: float, checkpoint: list[str]) -> Outcome:
+    """Workers have failed by themselves, in the order in which that was noticed."""
+    cause = _choose_cause(failures)
+    lines = _write(cause, failures, size, seconds)
+    error = f": {cause.error}" if cause.error else ""
+    return Outcome(
+        cause.exit_status, lines[0].removeprefix("hocket: ").rstrip(".") + error, lines + checkpoint + cause.traceback
     )
 
 
-def choose_cause(failures: list[Ending]) -> Ending:
+def _choose_cause(failures: list[Ending]) -> Ending:
     """Of the workers that failed by themselves, in the order in which that was noticed, the one to report."""
     return next((f for f in failures if not f.is_collateral), failures[0])
 
 
-def write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> list[str]:
-    """The lines of the report, the cause's traceback last."""
+def _write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> list[str]:
+    """The lines of the report, which the cause's traceback follows."""
     same = [f.rank for f in failures if f is not cause and f.error and f.error == cause.error]
     lines = [f"hocket: rank {cause.rank} on {socket.gethostname()} {_how(cause)} after {seconds:.1f} s."]
     if same:
@@ -59,7 +96,7 @@ def write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> l
     stopped = size - len(failures)
     if stopped > 0:
         lines.append(f"hocket: the other {stopped} worker{'s were' if stopped > 1 else ' was'} stopped.")
-    return lines + cause.traceback
+    return lines
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -7,32 +7,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from hocket.events import Progress
+from hocket.observe.progress import Pace
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _PLAIN_EVERY = 10.0  # seconds between two lines of progress where there is no terminal
-
-
-class Speed:
-    """Samples per second over the last seconds of a run."""
-
-    def __init__(self) -> None:
-        self._marks: list[tuple[float, int]] = []
-        self._epoch, self._before, self._last = 0, 0, 0
-
-    def update(self, record: Progress) -> float:
-        """Take in how far the run is; return its speed."""
-        if record.epoch != self._epoch:
-            self._epoch, self._before = record.epoch, self._before + self._last
-        self._last = record.samples
-        self._marks.append((time.monotonic(), self._before + record.samples))
-        while self._marks[-1][0] - self._marks[0][0] > 5 and len(self._marks) > 2:
-            self._marks.pop(0)
-        (then, first), (now, last) = self._marks[0], self._marks[-1]
-        return (last - first) / (now - then) if now > then else 0.0
 
 
 class Logs:
@@ -58,7 +39,7 @@ class PlainScreen:
     """For pipes, files and continuous integration: nothing but lines."""
 
     def __init__(self) -> None:
-        self._speed, self._next = Speed(), time.monotonic() + _PLAIN_EVERY
+        self._next = time.monotonic() + _PLAIN_EVERY
 
     def line(self, rank: int, text: str, *, error: bool) -> None:
         print(f"[{rank}] {text}", file=sys.stderr if error else sys.stdout, flush=True)
@@ -69,11 +50,10 @@ class PlainScreen:
     def status(self, text: str) -> None:
         """A line that overwrites itself is shown when it is finished."""
 
-    def progress(self, record: Progress) -> None:
-        speed = self._speed.update(record)
+    def progress(self, pace: Pace) -> None:
         if time.monotonic() > self._next:
             self._next = time.monotonic() + _PLAIN_EVERY
-            self.say(f"hocket: epoch {record.epoch}, step {record.step}/{record.steps or '?'}, {speed:,.0f} samples/s")
+            self.say(f"hocket: {pace.text}")
 
     def report(self, lines: list[str]) -> None:
         """The last that is said of a job that failed."""
@@ -92,7 +72,8 @@ class CalledScreen(PlainScreen):
         self._report_to = report_to
 
     def report(self, lines: list[str]) -> None:
-        self._report_to.write_text("\n".join(lines), encoding="utf-8")
+        if lines:
+            self._report_to.write_text("\n".join(lines), encoding="utf-8")
 
 
 class TerminalScreen:
@@ -103,7 +84,8 @@ class TerminalScreen:
         from rich.live import Live
 
         self._console: Console = Console(stderr=True, highlight=False)
-        self._status, self._record, self._rate, self._speed = "", None, 0.0, Speed()  # type: str, Progress | None, float, Speed
+        self._status = ""
+        self._pace = Pace()
         self._live = Live(
             get_renderable=self._render,
             console=self._console,
@@ -135,8 +117,8 @@ class TerminalScreen:
     def status(self, text: str) -> None:
         self._status = text
 
-    def progress(self, record: Progress) -> None:
-        self._record, self._rate = record, self._speed.update(record)
+    def progress(self, pace: Pace) -> None:
+        self._pace = pace
 
     def close(self) -> None:
         self._live.stop()
@@ -150,13 +132,16 @@ class TerminalScreen:
         rows: list[RenderableType] = []
         if self._status:
             rows.append(Text("[0] ", style=_COLOURS[0]) + Text.from_ansi(self._status, no_wrap=True))
-        if (record := self._record) is not None:
-            grid = Table.grid(padding=(0, 1))
-            bar = ProgressBar(total=record.steps, completed=record.step, width=30, pulse=record.steps is None)
-            grid.add_row(
-                f"epoch {record.epoch}", bar, f"{record.step}/{record.steps or '?'}", f"{self._rate:,.0f} samples/s"
-            )
-            rows.append(grid)
+        if (record := self._pace.record) is not None:
+            text = Text(self._pace.text, no_wrap=True, overflow="ellipsis")
+            room = min(30, self._console.width - len(text) - 1)
+            if room >= 5:
+                grid = Table.grid(padding=(0, 1))
+                bar = ProgressBar(total=record.steps, completed=record.step, width=room, pulse=record.steps is None)
+                grid.add_row(bar, text)
+                rows.append(grid)
+            else:  # the bar is what a narrow terminal can do without
+                rows.append(text)
         return Group(*rows)
 
 

@@ -10,45 +10,64 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hocket.events import Progress, Stage, decode
+from hocket.events import Stage, decode
 from hocket.launch import leftovers, report, workers
+from hocket.launch.listener import Listener
 from hocket.launch.output import Stream
-from hocket.launch.report import Ending
+from hocket.launch.report import Ending, Outcome
 from hocket.launch.screen import Logs, Screen, open_screen
 from hocket.launch.workers import Job, Worker
+from hocket.observe.recorder import Recorder
 
 _GRACE = 1.0  # seconds between asking workers to end and killing them
 _TICK = 0.25
 _DRAIN = 64  # reads of 64 KiB; a pipe holds as much as one
 
 
-def run(job: Job, log_dir: Path | None, report_to: Path | None = None) -> int:
+def run(job: Job, log_dir: Path | None, recorder: Recorder | None = None, report_to: Path | None = None) -> int:
     """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left.
 
     Args:
         job: What to run.
         log_dir: A folder for each worker's output.
+        recorder: Is given what the workers tell and how the job ends, and is finished then.
         report_to: A file for the report of a failure, which then is not shown.
     """
     logs = Logs(log_dir, job.size)
+    listener = Listener(recorder)
     guardian = leftovers.Guardian(job.mark)
     leftovers.adopt_orphans()
     try:
         with _signals() as (wakeup, received):
             crew, port = workers.start(job)
             with port, contextlib.closing(open_screen(report_to)) as screen:
-                return _Supervisor(job, crew, screen, logs, wakeup, received).watch()
+                listener.screen = screen
+                outcome = _Supervisor(job, crew, screen, logs, listener, wakeup, received).watch()
+                listener.finish(outcome)
+                screen.report(outcome.lines)  # after anything else that there is to say
+                return outcome.status
+    except BaseException as error:
+        listener.finish(Outcome(1, f"the launcher failed: {error!r}"))
+        raise
     finally:
         leftovers.kill(job.mark, spare=guardian.pid)
+        listener.remove_unfinished()
         guardian.dismiss()
         logs.close()
 
 
 class _Supervisor:
     def __init__(
-        self, job: Job, crew: list[Worker], screen: Screen, logs: Logs, wakeup: int, received: list[int]
+        self,
+        job: Job,
+        crew: list[Worker],
+        screen: Screen,
+        logs: Logs,
+        listener: Listener,
+        wakeup: int,
+        received: list[int],
     ) -> None:
-        self._job, self._crew, self._screen, self._logs = job, crew, screen, logs
+        self._job, self._crew, self._screen, self._logs, self._listener = job, crew, screen, logs, listener
         self._received = received
         self._failed_at: dict[int, float] = {}
         self._started = time.monotonic()
@@ -61,8 +80,8 @@ class _Supervisor:
                 self._selector.register(pipe, selectors.EVENT_READ, (worker, error))
             self._selector.register(worker.events, selectors.EVENT_READ, (worker, None))
 
-    def watch(self) -> int:
-        """Until all workers have ended, one has failed, or a signal asks for the end."""
+    def watch(self) -> Outcome:
+        """Until all workers have ended, one has failed, or a signal asks for the end; none is left afterwards."""
         running = list(self._crew)
         failures: list[Ending] = []
         absent: list[int] = []
@@ -80,17 +99,12 @@ class _Supervisor:
             self._finish(worker)
         self._screen.status("")
         self._screen.close()
+        checkpoint = self._listener.last_checkpoint(can_continue="checkpoint" in self._job.settings)
         if asked is not None:
-            self._screen.report([f"hocket: ended by {signal.Signals(asked).name}"])
-            return 128 + asked
-        if absent and not failures:
-            self._screen.report([report.write_absent(absent, waiting)])
-            return 1
-        if not failures:
-            return 0
-        cause = report.choose_cause(failures)
-        self._screen.report(report.write(cause, failures, self._job.size, time.monotonic() - self._started))
-        return cause.exit_status
+            return report.stopped(asked, checkpoint)
+        if failures:
+            return report.failure(failures, self._job.size, time.monotonic() - self._started, checkpoint)
+        return report.absence(absent, waiting, checkpoint) if absent else report.finished()
 
     def _find_absent(self, running: list[Worker]) -> list[int]:
         """Ranks that have ended well, but without joining the others, if these wait for them."""
@@ -151,6 +165,7 @@ class _Supervisor:
         """Show what workers write, for at most ``seconds`` if they write nothing."""
         for key, _ in self._selector.select(seconds):
             self._read(key)
+        self._listener.tick()
         if any(worker.stage in ("failed", "reported") for worker in self._crew):
             return  # the job is about to end: which traceback is the cause will be clear then
         for (rank, error), stream in self._streams.items():
@@ -181,8 +196,8 @@ class _Supervisor:
         for record in map(decode, lines):
             if isinstance(record, Stage):
                 worker.stage = record.stage
-            elif isinstance(record, Progress) and worker.rank == 0:
-                self._screen.progress(record)
+            elif record is not None:
+                self._listener.take(worker.rank, record)
 
     def _drain(self, worker: Worker) -> None:
         """Read what an ended worker has left in its pipes; its children may hold them open, and go on writing."""

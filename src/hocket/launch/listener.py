@@ -1,0 +1,87 @@
+"""Hears what the workers tell and passes it on: to the screen, to the record, and to the list of checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from hocket.errors import RecordError
+from hocket.events import Happening, Progress, Record
+from hocket.launch.report import Outcome
+from hocket.launch.screen import Screen
+from hocket.observe.progress import Pace
+from hocket.observe.recorder import Recorder
+
+
+class Listener:
+    """One job's ear.
+
+    Attributes:
+        screen: Where progress is shown, once there is one.
+    """
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self.screen: Screen | None = None
+        self._recorder = recorder
+        self._pace = Pace()
+        self._unfinished: set[str] = set()  # temporary folders of checkpoints
+        self._checkpoint = ""
+        self._has_finished = False
+
+    def take(self, rank: int, record: Record) -> None:
+        """Pass on what a worker has told."""
+        if isinstance(record, Progress) and rank == 0 and self.screen is not None:
+            self._pace.update(record)
+            self.screen.progress(self._pace)
+        elif isinstance(record, Happening):
+            self._follow_checkpoint(record)
+        if self._recorder is not None:
+            self._recorder.take(rank, record)
+
+    def tick(self) -> None:
+        """To be called often; once a second, what was heard is written down."""
+        if self._recorder is not None:
+            try:
+                self._recorder.tick()
+            except RecordError as error:
+                self._say(f"hocket: the record of this run stops here: {error} ({self._recorder.folder})")
+
+    def last_checkpoint(self, *, can_continue: bool) -> list[str]:
+        """The line of a report that says where the last checkpoint is, if there is one."""
+        if not self._checkpoint:
+            return []
+        rest = "; the same command continues from it." if can_continue else "."
+        return [f"hocket: the last checkpoint is {self._checkpoint}{rest}"]
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write down how the job ended; only the first call counts."""
+        if self._recorder is None or self._has_finished:
+            return
+        self._has_finished = True
+        try:
+            self._recorder.finish(outcome.status, outcome.reason, outcome.lines)
+        except RecordError as error:
+            self._say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
+
+    def remove_unfinished(self) -> None:
+        """Remove checkpoints that nobody is left to finish; to be called when all workers are gone."""
+        for folder in self._unfinished:
+            if Path(folder).name.startswith("."):  # what a worker tells is not believed blindly
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _follow_checkpoint(self, happening: Happening) -> None:
+        folder = happening.details.get("folder")
+        if not isinstance(folder, str):
+            return
+        if happening.name == "checkpoint begun":
+            self._unfinished.add(folder)
+        elif happening.name in ("checkpoint saved", "checkpoint failed"):
+            self._unfinished.discard(folder)
+            self._checkpoint = str(happening.details.get("path") or self._checkpoint)
+
+    def _say(self, line: str) -> None:
+        if self.screen is not None:
+            self.screen.say(line)
+        else:
+            print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,162 @@
+"""Keeps what a run tells: from records of workers to rows of its database and points of its curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import RecordError
+from hocket.events import Facts, Happening, Metrics, Progress, Record
+from hocket.observe.progress import Mark, Odometer, rates
+from hocket.observe.scalars import Scalars
+from hocket.observe.tables import FILE
+from hocket.observe.writer import Writer
+
+_EVERY = 0.7  # seconds between two commits at least; with the launcher's tick, one a second at most
+_OFTEN, _SELDOM, _SETTLED = 0.1, 1.0, 60.0  # seconds between two rows of steps at first and later, and when later is
+
+
+class Thinning:
+    """Lets through at most ten a second during the first minute, then one a second."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._last = (0.0, -1)
+
+    def lets_through(self, now: float) -> bool:
+        """Whether something that happens now is kept."""
+        self._start = now if self._start is None else self._start
+        since = now - self._start
+        width = _OFTEN if since < _SETTLED else _SELDOM
+        slot = (width, int(since / width))  # slots, and not a least distance, so that jitter costs nothing
+        if slot == self._last:
+            return False
+        self._last = slot
+        return True
+
+
+class Recorder:
+    """The record of one run.
+
+    Only ``tick`` and ``finish`` write to disk and may raise RecordError; afterwards nothing more is written, but
+    ``finish`` still tries to leave how the run ended.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Mapping[str, Any]], *, tensorboard: bool = False) -> None:
+        """Make the record in ``folder``, which exists; ``facts`` are what is known already, by section and name."""
+        self.folder = folder
+        self._started = time.monotonic()
+        self._writer = Writer(folder / FILE)
+        self._scalars = Scalars(folder / "tensorboard") if tensorboard else None
+        self._next = 0.0
+        self._failed = False
+        self._thinning, self._odometer = Thinning(), Odometer()
+        self._row: Mark | None = None  # of the last row of steps
+        self._left_out: tuple[Progress, Mark] | None = None
+        self._ranks: dict[int, tuple[float, Progress]] = {}
+        self._told_by_first: set[str] = set()
+        for section, values in facts.items():
+            for name, value in values.items():
+                self._writer.add("facts", section, name, json.dumps(value))
+        self._writer.commit()
+
+    def take(self, rank: int, record: Record) -> None:
+        """Remember what a worker tells; nothing is written yet."""
+        if self._failed:
+            return
+        if isinstance(record, Progress):
+            self._ranks[rank] = (time.time(), record)
+            if rank == 0:
+                self._progress(record, time.time())
+        elif isinstance(record, Metrics) and rank == 0:
+            self._metrics(record)
+        elif isinstance(record, Facts):
+            self._facts(rank, record)
+        elif isinstance(record, Happening):
+            self._writer.add("events", record.time, rank, record.name, json.dumps(record.details))
+
+    def tick(self) -> None:
+        """Write what has come, about once a second; cheap to call often."""
+        if self._failed or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _EVERY
+        self._save()
+
+    def finish(self, status: int, reason: str, report: list[str]) -> None:
+        """The run has ended: write the rest of what came, and how it ended; nothing may be taken after it.
+
+        Args:
+            status: The launcher's exit status.
+            reason: The cause, in one line.
+            report: What was shown of a failure.
+        """
+        trouble, said = None, self._failed
+        try:
+            if not said:
+                if self._left_out is not None:
+                    self._write_row(*self._left_out)
+                self._save()
+        except RecordError as error:
+            trouble = error
+        if report:
+            self._writer.add("events", time.time(), None, "failure", json.dumps({"report": report[-200:]}))
+        self._writer.add("exit", time.time(), status, reason, time.monotonic() - self._started)
+        try:
+            self._writer.commit()  # by itself: even a full disk often has room for one row
+        except RecordError as error:
+            trouble = trouble or error
+        self._writer.close()
+        if self._scalars is not None:
+            self._scalars.close()
+        if trouble is not None and not said:
+            raise trouble
+
+    def _save(self) -> None:
+        for rank, (when, last) in self._ranks.items():
+            self._writer.add("ranks", rank, when, last.waited, last.exchanging)
+        self._ranks = {}
+        try:
+            self._writer.commit()
+            if self._scalars is not None:
+                self._scalars.flush()
+        except RecordError:
+            self._failed = True
+            raise
+
+    def _progress(self, record: Progress, now: float) -> None:
+        mark = self._odometer.read(record, now)
+        if self._thinning.lets_through(now):
+            self._write_row(record, mark)
+        else:
+            self._left_out = (record, mark)
+
+    def _write_row(self, record: Progress, mark: Mark) -> None:
+        found = rates(self._row, mark) if self._row is not None else None
+        since = (found.step_seconds, found.samples, found.waiting, found.communication) if found else (None,) * 4
+        self._writer.add("steps", mark.time, record.epoch, record.step, mark.steps, mark.samples, *since)
+        self._row, self._left_out = mark, None
+        if self._scalars is not None and found is not None:
+            for name, value in zip(("samples_per_second", "waiting", "communication"), since[1:], strict=True):
+                self._scalars.add(f"hocket/{name}", value or 0.0, mark.steps, mark.time)
+
+    def _metrics(self, record: Metrics) -> None:
+        for name, value in record.values.items():
+            if not isinstance(value, int | float):
+                continue
+            kept = None if math.isnan(value) else float(value)
+            self._writer.add("metrics", record.step, record.samples, record.time, name, kept)
+            if self._scalars is not None:
+                self._scalars.add(name, float(value), record.step, record.time)
+
+    def _facts(self, rank: int, record: Facts) -> None:
+        """Where ranks tell different things, rank 0 is right."""
+        for name, value in record.values.items():
+            if rank == 0:
+                self._told_by_first.add(name)
+            elif name in self._told_by_first:
+                continue
+            self._writer.add("facts", "told", name, json.dumps(value))
