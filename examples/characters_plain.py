@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 CONTEXT = 64
 
@@ -43,30 +43,46 @@ class Transformer(nn.Module):
         return self.head(self.layers(hidden, mask=self.mask, is_causal=True))
 
 
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    model.eval()
+    total, count = 0.0, 0
+    for x, y in loader:
+        total += F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").item()
+        count += y.numel()
+    model.train()
+    return total / count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--nbytes", type=int, default=1_000_000, help="how much of the sources to read")
+    parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16 where that is safe")
     args = parser.parse_args()
 
     data = Characters(args.nbytes)
+    held_out = len(data) // 10
     torch.manual_seed(0)
     model = Transformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(data, args.batch, shuffle=True, generator=torch.Generator().manual_seed(0))
+    training, validation = Subset(data, range(held_out, len(data))), Subset(data, range(held_out))
+    loader = DataLoader(training, args.batch, shuffle=True, generator=torch.Generator().manual_seed(0))
+    checking = DataLoader(validation, args.batch)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
 
-    for epoch in range(1, args.epochs + 1):
-        for step, (x, y) in enumerate(loader, start=1):
-            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    for epoch in range(args.epochs):
+        for x, y in loader:
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.bfloat16):
+                loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
-            if step % 50 == 0 or step == len(loader):
-                print(f"epoch {epoch}, step {step}/{len(loader)}: loss {loss.item():.3f}")
+        validated = evaluate(model, checking)
+        print(f"epoch {epoch + 1}/{args.epochs}: validation loss {validated:.3f}")
 
 
 if __name__ == "__main__":

@@ -52,12 +52,17 @@ class RandomState:
     def as_data(self) -> list[Any]:
         """The same as plain data with tensors."""
         version, numbers, gauss = self.python
-        return [self.torch, [version, torch.tensor(numbers), gauss], self.numpy]
+        numpy = self.numpy
+        if numpy is not None:
+            numpy = [torch.from_numpy(part) if hasattr(part, "dtype") else part for part in numpy]
+        return [self.torch, [version, torch.tensor(numbers), gauss], numpy]
 
     @staticmethod
     def from_data(data: list[Any]) -> RandomState:
         """What ``as_data`` gave."""
         own, (version, numbers, gauss), numpy = data
+        if numpy is not None:
+            numpy = tuple(part.numpy() if isinstance(part, torch.Tensor) else part for part in numpy)
         return RandomState(own, (version, tuple(numbers.tolist()), gauss), numpy)
 
 

@@ -21,9 +21,10 @@ import torch
 
 from hocket.errors import CheckpointError, MismatchError
 from hocket.events import Happening
-from hocket.job import snapshot, store, tensor_file
+from hocket.job import store, tensor_file
+from hocket.job.packer import Text
 from hocket.job.runtime import Runtime
-from hocket.job.snapshot import Snapshot, Subjects
+from hocket.job.snapshot import Camera, Snapshot, Subjects
 from hocket.job.store import Store
 from hocket.job.tensor_file import Image, Written
 
@@ -62,6 +63,7 @@ class Saver:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._stores: dict[Path, Store] = {}
+        self._camera = Camera(runtime)
         self._image: Image | None = None
         self._last = Saving()
         self._good: Path | None = None
@@ -83,7 +85,7 @@ class Saver:
             with contextlib.suppress(CheckpointError):
                 self._last.wait()
         busy = not self._last.done
-        taken = snapshot.take(runtime, subjects)
+        taken = self._camera.take(subjects)
         number = _hash_names(folder, taken)
         rows = runtime.communicator.allgather(torch.tensor([number, busy])).tolist()
         if any(row[0] != number for row in rows):
@@ -106,7 +108,7 @@ class Saver:
 
     def _begin(self, folder: Path, taken: Snapshot) -> Path:
         """Have rank 0 make the new folder, and everyone know it."""
-        step = taken.manifest["step"]
+        step = taken.step
         kept = self._stores.setdefault(folder, Store(folder))
         path = self._runtime.on_rank_0(lambda: str(kept.begin(step, secrets.token_hex(6))))
         if self._runtime.config.rank == 0:
@@ -114,9 +116,8 @@ class Saver:
         return Path(path)
 
     def _copy(self, taken: Snapshot) -> Image:
-        described = tensor_file.describe(taken.tensors)
-        if self._image is None or self._image.described != described:
-            self._image = Image(described)
+        if self._image is None or taken.is_news:
+            self._image = Image(tensor_file.describe(taken.tensors))
         self._image.fill(taken.tensors.values())
         taken.tensors = {}
         return self._image
@@ -125,7 +126,7 @@ class Saver:
         """In a thread of its own."""
         rank, begin = self._runtime.config.rank, time.perf_counter()
         try:
-            written = _write_part(folder, rank, image, snapshot.dump(taken.own))
+            written = _write_part(folder, rank, image, taken.own)
             if rank == 0:
                 saving.path = self._commit(folder, taken.manifest, written, keep)
         except (OSError, CheckpointError) as error:
@@ -134,10 +135,10 @@ class Saver:
             return
         if rank == 0:
             self._good = saving.path
-            details = {"folder": str(folder), "path": str(saving.path), "step": taken.manifest["step"]}
+            details = {"folder": str(folder), "path": str(saving.path), "step": taken.step}
             self._runtime.sink.put(Happening("checkpoint saved", details | {"seconds": time.perf_counter() - begin}))
 
-    def _commit(self, folder: Path, manifest: Any, written: Written, keep: int) -> Path:
+    def _commit(self, folder: Path, manifest: dict[str, Text], written: Written, keep: int) -> Path:
         """Wait for the parts of all ranks, and make a checkpoint of them."""
         files = {_part(0): written}
         deadline = time.monotonic() + self._runtime.config.timeout
@@ -168,7 +169,7 @@ class Saver:
 
 def _hash_names(folder: Path, taken: Snapshot) -> int:
     """A number by which ranks see whether they save the same."""
-    return zlib.crc32(repr((str(folder), list(taken.manifest["objects"]), taken.manifest["step"])).encode())
+    return zlib.crc32(repr((str(folder), taken.step)).encode(), zlib.crc32(taken.manifest["objects"].encode()))
 
 
 def _write_part(folder: Path, rank: int, image: Image, metadata: str) -> Written:

@@ -6,9 +6,8 @@ states, batch-norm statistics in the middle of an epoch, the place in data of on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 from hocket.errors import CheckpointError, UsageError
 from hocket.job import buffers
 from hocket.job.loader import Loader
+from hocket.job.packer import Packer, Text, join, write
 from hocket.job.packing import Json, pack, unpack
 from hocket.job.randomness import RandomState
 from hocket.job.runtime import Runtime
@@ -43,44 +43,93 @@ class Subjects:
 
 @dataclass
 class Snapshot:
-    """What one rank contributes: the part that is common (all of it on rank 0), and what is its own."""
+    """What one rank contributes: the manifest (rank 0's is written), what is its own, and its part of the tensors."""
 
-    manifest: Json
-    own: Json
-    tensors: Tensors = field(default_factory=dict)
+    step: int
+    manifest: dict[str, Text]
+    own: Text
+    tensors: Tensors
+    is_news: bool  # the tensors are not of the same names, types and shapes as last time
 
 
-def take(runtime: Runtime, subjects: Subjects) -> Snapshot:
-    """The state of everything now, not copied yet; collective."""
-    common: Tensors = {}
-    state = {name: thing.state_dict() for name, thing in subjects.stateful.items()}
-    shared = {name: loader.state() for name, loader in subjects.loaders.items() if not loader.is_per_rank}
-    manifest = {
-        "size": runtime.config.size,
-        "step": runtime.step,
-        "batches": runtime.batches,
-        "samples": runtime.samples,
-        "steps": [counter.steps for counter in runtime.counters],
-        "warmups": [warmup.taken for warmup in runtime.warmups],
-        "metrics": pack(runtime.metrics, "metrics", common),
-        "objects": {name: pack(value, name, common) for name, value in state.items()},
-        "loaders": {name: pack(value, name, common) for name, value in shared.items()},
-        "strategies": [pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(runtime.strategies)],
-        "extra": pack(subjects.extra, "extra", common),
-        "aliases": _take_twins(common),
-    }
-    tensors = _share(common, runtime.config.rank, runtime.config.size)
-    me = f"rank.{runtime.config.rank}"
-    mine = {
-        "random": RandomState.capture().as_data(),
-        "loaders": {name: loader.state() for name, loader in subjects.loaders.items() if loader.is_per_rank},
-        "buffers": {
-            name: dict(model.named_buffers())
-            for name, model in subjects.models.items()
-            if buffers.differ(runtime.communicator, model)
-        },
-    }
-    return Snapshot(manifest, pack(mine, me, tensors), tensors)
+class Camera:
+    """Takes snapshots of a job."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._packer = runtime, Packer()
+        self._aliases: dict[str, str] = {}
+        self._names: list[str] = []  # of all tensors that are the same everywhere,
+        self._mine: list[str] = []  # of those that this rank writes,
+        self._written: list[str] = []  # and of all that it writes
+
+    def take(self, subjects: Subjects) -> Snapshot:
+        """The state of everything now, not copied yet; collective."""
+        runtime, packer = self._runtime, self._packer
+        packer.is_news = False
+        common: Tensors = {}
+        objects = {name: packer.pack(model.state_dict(), name, common) for name, model in subjects.models.items()}
+        for name, thing in subjects.stateful.items():
+            if name not in objects:
+                objects[name] = packer.pack_each(thing.state_dict(), name, common)
+        shared = {name: loader.state() for name, loader in subjects.loaders.items() if not loader.is_per_rank}
+        loaders = join({name: packer.pack_each(state, name, common) for name, state in shared.items()})
+        strategies = write([pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(runtime.strategies)])
+        extra = packer.pack(subjects.extra, "extra", common)
+        packer.is_news |= list(common) != self._names  # other things are saved than last time
+        self._names = list(common)
+        manifest = {
+            "objects": join(objects),
+            "loaders": loaders,
+            "strategies": strategies,
+            "extra": extra,
+            "metrics": write(pack(runtime.metrics, "metrics", common)),
+            "aliases": self._take_twins(common),
+        }
+        counts = {
+            "size": runtime.config.size,
+            "step": runtime.step,
+            "batches": runtime.batches,
+            "samples": runtime.samples,
+            "steps": [counter.steps for counter in runtime.counters],
+            "warmups": [warmup.taken for warmup in runtime.warmups],
+        }
+        manifest |= {name: write(value) for name, value in counts.items()}
+        if packer.is_news:
+            self._mine = _share(common, runtime.config.rank, runtime.config.size)
+        tensors = {name: common[name] for name in self._mine}
+        own = self._take_own(subjects, tensors)
+        is_news = packer.is_news or list(tensors) != self._written
+        self._written = list(tensors)
+        return Snapshot(runtime.step, manifest, own, tensors, is_news)
+
+    def _take_own(self, subjects: Subjects, tensors: Tensors) -> Text:
+        """What differs between ranks."""
+        runtime, me = self._runtime, f"rank.{self._runtime.config.rank}"
+        own = {
+            "random": RandomState.capture().as_data(),
+            "loaders": {name: loader.state() for name, loader in subjects.loaders.items() if loader.is_per_rank},
+            "buffers": {
+                name: dict(model.named_buffers())
+                for name, model in subjects.models.items()
+                if buffers.differ(runtime.communicator, model)
+            },
+        }
+        return self._packer.pack_each(own, me, tensors)
+
+    def _take_twins(self, tensors: Tensors) -> Text:
+        """Take out tensors that are the same memory as one before (tied weights); what stands for each."""
+        if self._packer.is_news:
+            first: dict[Any, str] = {}
+            self._aliases = {}
+            for name, tensor in tensors.items():
+                if tensor.numel() and first.setdefault(_place(tensor), name) != name:
+                    self._aliases[name] = first[_place(tensor)]
+        elif any(_place(tensors[name]) != _place(tensors[twin]) for name, twin in self._aliases.items()):
+            self._packer.is_news = True
+            return self._take_twins(tensors)
+        for name in self._aliases:
+            del tensors[name]
+        return write(self._aliases)
 
 
 class Saved:
@@ -171,26 +220,17 @@ def _named(kind: str, given: Any, expected: type = object) -> dict[str, Any]:
     return things
 
 
-def _take_twins(tensors: Tensors) -> dict[str, str]:
-    """Take out tensors that are the same memory as one before (tied weights); what stands for each."""
-    first: dict[Any, str] = {}
-    aliases = {}
-    for name, tensor in list(tensors.items()):
-        if tensor.numel():
-            place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-            if first.setdefault(place, name) != name:
-                aliases[name] = first[place]
-                del tensors[name]
-    return aliases
+def _place(tensor: torch.Tensor) -> Any:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _share(tensors: Tensors, rank: int, size: int) -> Tensors:
-    """The part of ``tensors`` for ``rank`` to write: neighbours, about the same number of bytes for each."""
+def _share(tensors: Tensors, rank: int, size: int) -> list[str]:
+    """Which of ``tensors`` are for ``rank`` to write: neighbours, about the same number of bytes for each."""
     total = sum(tensor.nbytes for tensor in tensors.values()) + 1
-    mine, before = {}, 0
+    mine, before = [], 0
     for name, tensor in tensors.items():
         if (before + tensor.nbytes // 2) * size // total == rank:
-            mine[name] = tensor
+            mine.append(name)
         before += tensor.nbytes
     return mine
 
@@ -219,8 +259,3 @@ def _merge(first: Iterable[str], second: Iterable[str]) -> list[str]:
     """All keys, in the order in which a reader would compare the two."""
     first, second = list(first), list(second)
     return [*dict.fromkeys(key for pair in zip(first, second, strict=False) for key in pair), *first, *second]
-
-
-def dump(value: Json) -> str:
-    """Compact JSON."""
-    return json.dumps(value, separators=(",", ":"))

@@ -26,6 +26,7 @@ from typing import Any
 from hocket import __version__
 from hocket.errors import CheckpointError
 from hocket.job import tensor_file
+from hocket.job.packer import Text, join, write
 from hocket.job.tensor_file import Written
 
 FORMAT = 1
@@ -59,15 +60,10 @@ class Store:
             raise self._refusal(error) from None
         return folder
 
-    def commit(self, folder: Path, manifest: dict[str, Any], files: dict[str, Written], keep: int) -> Path:
+    def commit(self, folder: Path, manifest: dict[str, Text], files: dict[str, Written], keep: int) -> Path:
         """Make a checkpoint of ``folder``, whose files are complete and flushed; then remove the oldest ones."""
-        content = {
-            "format": FORMAT,
-            "hocket": __version__,
-            **manifest,
-            "files": {name: asdict(written) for name, written in files.items()},
-        }
-        text = json.dumps(content, separators=(",", ":"))
+        described = {name: asdict(written) for name, written in files.items()}
+        text = join({"format": write(FORMAT), "hocket": write(__version__), **manifest, "files": write(described)})
         write_file(folder / _MANIFEST, json.dumps({"crc32": zlib.crc32(text.encode())}) + "\n" + text + "\n")
         _flush(folder)
         final = self._rename(folder)

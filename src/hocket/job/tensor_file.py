@@ -44,7 +44,6 @@ class Image:
     """Memory laid out as a file with the tensors that are ``described``; it can be filled and written repeatedly."""
 
     def __init__(self, described: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> None:
-        self.described = described
         # Wide types first: then every tensor is aligned, without the holes that the format forbids.
         order = sorted(range(len(described)), key=lambda i: -described[i][1].itemsize)
         self._entries: dict[str, Any] = {}
@@ -56,6 +55,7 @@ class Image:
                 raise UsageError(f"{name} has type {dtype}, which safetensors does not know: convert it")
             self._entries[name] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         self._nbytes = end
+        self._header = json.dumps(self._entries, separators=(",", ":"))[1:]
         self._memory = mmap.mmap(-1, max(_blocks(end), _BLOCK))
         self._views = [self._view(*item) for item in described]
 
@@ -74,7 +74,8 @@ class Image:
 
     def write(self, path: Path, metadata: str) -> Written:
         """Write the file and flush it to the disk."""
-        header = json.dumps({"__metadata__": {_METADATA: metadata}, **self._entries}, separators=(",", ":")).encode()
+        own = json.dumps({"__metadata__": {_METADATA: metadata}})[:-1]
+        header = (own + ("," if self._entries else "") + self._header).encode()
         # Padded with spaces, so that the data begins at a block.
         header = header.ljust(_blocks(len(header) + 8) - 8)
         start = mmap.mmap(-1, len(header) + 8)
