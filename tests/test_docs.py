@@ -33,7 +33,12 @@ def run(*command: str) -> str:
 
 @pytest.mark.parametrize(
     ("name", "args", "result"),
-    [("digits", ["--epochs", "4"], r"accuracy ([\d.]+)%"), ("characters", ["--nbytes", "61441"], r"loss ([\d.]+)\n$")],
+    [
+        ("digits", ["--epochs", "4"], r"accuracy ([\d.]+)%"),
+        ("characters", ["--nbytes", "61441"], r"loss ([\d.]+)\n$"),
+        ("characters", ["--nbytes", "61441", "--bfloat16"], r"loss ([\d.]+)\n$"),
+        ("gan", ["--epochs", "20"], r"loss ([\d.]+)\n"),
+    ],
 )
 def test_examples_in_pairs_give_the_same_result(name: str, args: list[str], result: str) -> None:
     plain = re.search(result, run(f"examples/{name}_plain.py", *args))
@@ -41,8 +46,10 @@ def test_examples_in_pairs_give_the_same_result(name: str, args: list[str], resu
     assert plain is not None and many is not None
     if name == "digits":  # shuffled by a generator that the script does not fix, so not the same to the last digit
         assert abs(float(plain[1]) - float(many[1])) < 3
+    elif name == "gan":  # other noise on every rank
+        assert abs(float(plain[1]) - float(many[1])) < 1
     else:
-        assert plain[1] == many[1]
+        assert float(many[1]) == pytest.approx(float(plain[1]), abs=0.02 if "--bfloat16" in args else 0.0011)
 
 
 def test_the_benchmarks_run() -> None:
@@ -51,4 +58,6 @@ def test_the_benchmarks_run() -> None:
     assert '"size": "64 MiB"' in run("-m", "hocket.launch.cli", "bench", "allreduce", "--rounds", "1", "--json")
     memory = run("-m", "hocket.launch.cli", "bench", "memory", "--json")
     kept = [float(value) for value in re.findall(r'state_MB": ([\d.]+)', memory)]
+    saving = run("-m", "hocket.launch.cli", "bench", "checkpoint", "--rounds", "1", "--models", "cnn", "--json")
+    assert '"cost_%"' in saving
     assert kept[0] == pytest.approx(2 * kept[1], rel=0.01) and kept[1] == pytest.approx(kept[2], rel=0.01)

@@ -80,9 +80,13 @@ class Happening:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a worker is in its life: ``joining`` the others, ``joined``, or ``failed`` (it has raised)."""
+    """Where a worker is in its life: ``joining`` the others, ``joined``, or ``failed`` (it has raised).
+
+    ``status`` is then the one with which it will end, as subprocess has it.
+    """
 
     stage: str
+    status: int = 0
 
     kind = "stage"
 

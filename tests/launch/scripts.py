@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -40,7 +41,8 @@ def train(phase: str = "", how: str = "", count: str = "20") -> None:
     if phase == "import" and os.environ["RANK"] == "1":
         die(how)
     if phase == "while others join" and os.environ["RANK"] == "1":
-        time.sleep(3)  # the others are in hocket.init() by then
+        while "@" + os.environ["HOCKET_RENDEZVOUS"] not in Path("/proc/net/unix").read_text():
+            pass  # until rank 0 is in hocket.init()
         die(how)
     hocket.init()
     me, steps = hocket.rank() == 1, int(count)
@@ -76,10 +78,46 @@ def train(phase: str = "", how: str = "", count: str = "20") -> None:
     print("finished", hocket.rank(), flush=True)
 
 
+def resume(stop: str = "", how: str = "") -> None:
+    """Train with checkpoints; at step ``stop`` wait to be killed, or let rank 1 die."""
+    import hashlib
+
+    hocket.init()
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 100), nn.BatchNorm1d(100), nn.Dropout(0.2), nn.Linear(100, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(torch.randn(120, 4)), 5, shuffle=True)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=3, steps_per_epoch=len(loader))
+    step = 0
+    where = hocket.resume(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
+    print(f"from {where.step}", flush=True)
+    step = where.step
+    for epoch in range(where.epoch, 3):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            (model(x) ** 2).mean().backward()
+            optimizer.step()
+            scheduler.step()
+            step += 1
+            hocket.report(loss=1 / step)
+            if str(step) == stop:
+                if how == "wait":
+                    print("waiting", flush=True)
+                    time.sleep(600)
+                elif hocket.rank() == 1:
+                    die(how)
+        hocket.report(epoch=epoch)
+    state = [*model.state_dict().values(), *(v for s in optimizer.state_dict()["state"].values() for v in s.values())]
+    print("digest", hashlib.sha256(b"".join(t.numpy().tobytes() for t in state)).hexdigest(), flush=True)
+
+
 def main() -> None:
     what, *args = sys.argv[1:]
     if what == "train":
         train(*args)
+    elif what == "resume":
+        resume(*args)
     elif what == "environment":
         names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS"]
         print(" ".join(f"{name}={os.environ[name]}" for name in names), "args:", *args, flush=True)

@@ -6,6 +6,7 @@ import atexit
 import faulthandler
 import json
 import multiprocessing
+import signal
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -18,7 +19,7 @@ from hocket import config as configuration
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
-from hocket.events import NoSink, PipeSink, Progress, Sink, Stage
+from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage
 from hocket.job import buffers, rendezvous
 from hocket.job.randomness import RandomState
 from hocket.strategies.base import Strategy
@@ -55,6 +56,7 @@ class Runtime:
         self.sink: Sink = sink or NoSink()
         self._weights: dict[int, float] = {}
         self._random: RandomState | None = None
+        self._skipped = 0
 
     @property
     def step(self) -> int:
@@ -93,6 +95,10 @@ class Runtime:
     def tell(self, epoch: int, step: int, steps: int | None, samples: int) -> None:
         """Let the launcher know how far a training loop is."""
         if not isinstance(self.sink, NoSink):
+            skipped = sum(strategy.skipped for strategy in self.strategies)
+            if skipped > self._skipped and self.config.rank == 0:
+                self.sink.put(Happening("step skipped", {"step": self.step, "skipped so far": skipped}))
+            self._skipped = skipped
             exchanging = sum(strategy.exchanging for strategy in self.strategies)
             progress = Progress(
                 epoch, step, steps, samples, self.step, self.samples, self.communicator.waited, exchanging
@@ -212,7 +218,7 @@ def _say_goodbye(runtime: Runtime) -> None:
         previous(kind, error, trace)
         # Threads of the script may keep the process alive for long; nobody should wait for them.
         runtime.communicator.leave(failed)
-        runtime.sink.put(Stage("failed"))
+        runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1))
 
     sys.excepthook = on_exception
     atexit.register(lambda: runtime.communicator.leave(failed))

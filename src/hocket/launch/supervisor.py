@@ -128,7 +128,7 @@ class _Supervisor:
                 self._failed_at.setdefault(worker.rank, time.monotonic())
                 if time.monotonic() - self._failed_at[worker.rank] > _GRACE:  # it has raised, but does not end
                     worker.stage = "reported"
-                    failed.append(Ending(worker.rank, 1, self._streams[worker.rank, True].traceback))
+                    failed.append(Ending(worker.rank, worker.status, self._streams[worker.rank, True].traceback))
         return failed
 
     def _stop(self, running: list[Worker], asked: int | None, failures: list[Ending]) -> None:
@@ -139,7 +139,7 @@ class _Supervisor:
         known = {ending.rank for ending in failures}
         for worker in running:
             if worker.stage == "failed" and worker.rank not in known:
-                failures.append(Ending(worker.rank, 1, self._streams[worker.rank, True].traceback))
+                failures.append(Ending(worker.rank, worker.status, self._streams[worker.rank, True].traceback))
         for worker in running:
             worker.process.send_signal(polite)
         interrupts = len(self._received)
@@ -195,7 +195,7 @@ class _Supervisor:
         *lines, worker.events_rest = (worker.events_rest + data).split(b"\n")
         for record in map(decode, lines):
             if isinstance(record, Stage):
-                worker.stage = record.stage
+                worker.stage, worker.status = record.stage, record.status
             elif record is not None:
                 self._listener.take(worker.rank, record)
 

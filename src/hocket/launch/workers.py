@@ -41,6 +41,7 @@ class Worker:
     stderr: IO[bytes]
     events: int
     stage: str = ""  # the last that it has told (see hocket.events.Stage)
+    status: int = 0  # with which it says that it will end
     events_rest: bytes = b""
 
 

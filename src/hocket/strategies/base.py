@@ -29,6 +29,9 @@ class Strategy(ABC):
     steps: int
     """How many exchanges there have been."""
 
+    skipped: int = 0
+    """Steps that were left out because a gradient was not finite."""
+
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
 

@@ -134,6 +134,10 @@ class CentralAveraged(CentralTraining):
         self._exchange.steps = steps
 
     @property
+    def skipped(self) -> int:  # type: ignore[override]
+        return self._exchange.judgement.skipped
+
+    @property
     def exchanging(self) -> float:
         return self._exchange.seconds
 
@@ -168,6 +172,10 @@ class CentralFused(CentralTraining):
         # Only this worker's slices are ever touched, and memory that is not touched is not taken.
         self._averages = [torch.empty(bucket.count, dtype=bucket.dtype) for bucket in layout.buckets]
         return self._averages
+
+    @property
+    def skipped(self) -> int:  # type: ignore[override]
+        return self._judgement.skipped
 
     def _seal(self) -> None:
         self._members.check_homes()

@@ -40,6 +40,10 @@ class MirroredTraining(Strategy):
         self._exchange.steps = steps
 
     @property
+    def skipped(self) -> int:  # type: ignore[override]
+        return self._exchange.judgement.skipped
+
+    @property
     def exchanging(self) -> float:  # type: ignore[override]
         return self._exchange.seconds
 
