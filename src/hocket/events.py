@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -119,6 +120,7 @@ class PipeSink:
         self._descriptor = descriptor
         self._next = 0.0
         self._kept = b""
+        self._lock = threading.Lock()  # checkpoints are written by a thread that tells, too
         os.set_blocking(descriptor, False)
 
     def put(self, record: Record) -> None:
@@ -135,13 +137,14 @@ class PipeSink:
         self._write(encode(record))
 
     def _write(self, data: bytes) -> None:
-        data = self._kept + data
-        try:
-            self._kept = data[os.write(self._descriptor, data) :]
-        except BlockingIOError:
-            self._kept = data if len(data) < _MOST_KEPT else self._kept
-        except OSError:
-            self._kept = b""
+        with self._lock:
+            data = self._kept + data
+            try:
+                self._kept = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                self._kept = data if len(data) < _MOST_KEPT else self._kept
+            except OSError:
+                self._kept = b""
 
 
 def encode(record: Record) -> bytes:

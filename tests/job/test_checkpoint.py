@@ -3,7 +3,10 @@
 import hashlib
 import json
 import random
+import threading
+from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from pool import Pool
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 from torch.utils.data import get_worker_info as worker_info
@@ -18,6 +22,7 @@ from torch.utils.data import get_worker_info as worker_info
 import hocket
 from hocket.job.checkpoint import _saver
 from hocket.job.runtime import current
+from hocket.job.snapshot import Subjects
 
 
 class Noisy(Dataset[Any]):
@@ -267,3 +272,116 @@ def test_what_does_not_fit_is_named(pool: Pool, tmp_path: Path, size: int) -> No
     assert outcome.kind == "CheckpointError" and "Not a directory; choose a folder" in outcome.message
     outcome = pool.outcomes(size, fit, str(tmp_path / "nowhere"), 5, "load")[0]
     assert outcome.kind == "CheckpointError" and "there is no checkpoint in" in outcome.message
+
+
+def early(kind: str) -> Any:
+    """Loops that stop asking before the loader is at its end."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.distribute(model, optimizer)
+    loader = hocket.distribute(loader=DataLoader(Noisy(), 3, shuffle=True, generator=torch.Generator().manual_seed(1)))
+    where = hocket.resume(model=model, optimizer=optimizer, loader=loader)
+    seen = []
+    for _ in range(where.epoch, 4):
+        for index, x in islice(loader, 4):
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+            seen.append(index.tolist())
+            current().saver.settle()  # type: ignore[attr-defined]
+        if kind == "stop" and current().step == 8:
+            next(iter(loader), None)  # asks for the first batch of the third epoch, where a checkpoint is due
+            current().saver.settle()  # type: ignore[attr-defined]
+            return seen
+    return seen
+
+
+def test_a_checkpoint_before_the_first_batch_of_an_epoch(pool: Pool, tmp_path: Path) -> None:
+    whole = pool.run(2, early, "", checkpoint=str(tmp_path / "whole"), checkpoint_every=1000)
+    settings = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 8}
+    first = pool.run(2, early, "stop", **settings)
+    rest = pool.run(2, early, "", **settings)
+    for rank in range(2):
+        assert first[rank] + rest[rank] == whole[rank]
+
+
+def odd_state(folder: str) -> None:
+    """State that differs between ranks where it may."""
+    torch.manual_seed(hocket.rank())
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.distribute(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    scheduler.step(1.0 + hocket.rank())
+    model(torch.randn(8, 3) + hocket.rank())
+    extra = {"history": torch.arange(5.0), "words": Counter(a=0, b=-1), "last": deque([1, 2], maxlen=2)}
+    things = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": average}
+    mine = {name: b.clone() for name, b in [*model.named_buffers(), *average.named_buffers(prefix="ema")]}
+    hocket.save(folder, **things, extra=extra if hocket.rank() == 0 else None).wait()
+    for buffer in [*model.buffers(), *average.buffers()]:
+        buffer.zero_()
+    where = hocket.load(folder, **things)
+    assert torch.equal(where.extra["history"], torch.arange(5.0)) and where.extra["words"] == Counter(a=0, b=-1)
+    assert where.extra["words"]["b"] == -1 and where.extra["last"].maxlen == 2
+    for name, buffer in [*model.named_buffers(), *average.named_buffers(prefix="ema")]:
+        assert torch.equal(buffer, mine[name]), name
+
+
+def one_of_them(folder: str) -> list[list[float]]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    hocket.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    random_before = torch.get_rng_state()
+    hocket.load(folder, model=model)
+    assert current().step == 0 and torch.equal(torch.get_rng_state(), random_before), "only the weights were asked for"
+    return [model[1].running_mean.tolist(), model[1].running_var.tolist()]
+
+
+def test_what_differs_between_ranks_is_kept_for_each(pool: Pool, tmp_path: Path) -> None:
+    pool.run(3, odd_state, str(tmp_path))
+    newest = tmp_path / "000001-step-0"
+    saved = {k: v for part in newest.glob("*.safetensors") for k, v in load_file(part).items()}
+    assert pool.run(1, one_of_them, str(tmp_path))[0] == [
+        saved["model.1.running_mean"].tolist(), saved["model.1.running_var"].tolist(),
+    ]  # fmt: skip
+    first = load_file(newest / "part-0.safetensors")
+    assert torch.equal(saved["model.1.running_mean"], first["rank.0.buffers.model.1.running_mean"])
+    assert torch.equal(saved["model.1.running_var"], first["rank.0.buffers.model.1.running_var"])
+
+
+def disagree(folder: str) -> None:
+    model = nn.Linear(3, 4 + hocket.rank())
+    hocket.save(folder, model=model)
+
+
+def unknown_type(folder: str) -> None:
+    model = nn.Linear(3, 4)
+    model.register_buffer("odd", torch.zeros(1, dtype=torch.complex128))
+    hocket.save(folder, model=model)
+
+
+def test_ranks_that_save_different_things_and_types_nobody_knows(pool: Pool, tmp_path: Path) -> None:
+    for outcome in pool.outcomes(2, disagree, str(tmp_path)):
+        assert outcome.kind == "MismatchError" and "model.weight torch.float32[5, 3] on rank 1" in outcome.message
+    for outcome in pool.outcomes(2, unknown_type, str(tmp_path)):
+        assert outcome.kind == "UsageError" and "model.odd has type torch.complex128" in outcome.message
+    assert list(tmp_path.iterdir()) == [], "nothing was begun"
+
+
+def changes_in_between(folder: str) -> None:
+    """A checkpoint that was left out must not be remembered as written."""
+    model = nn.Linear(3, 4)
+    saver = _saver(current())
+    for width in (2, 5, 5, 1):
+        things = Subjects(model, None, None, None, {"x": torch.full((width,), float(width))}, {})
+        saver._last._thread = threading.current_thread() if width == 1 else saver._last._thread  # still at work
+        saver.save(Path(folder), things, 9, patient=width == 5)
+        if width == 1:
+            saver._last._thread = None
+            assert saver.save(Path(folder), things, 9, patient=True)
+        saver.settle()
+        assert hocket.load(folder, model=model).extra["x"].tolist() == [float(width)] * width
+
+
+def test_a_checkpoint_that_was_left_out_is_not_remembered(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, changes_in_between, str(tmp_path))

@@ -250,4 +250,6 @@ def test_files_are_plain_safetensors(tmp_path: Path) -> None:
         assert tensor.dtype == tensors[name].dtype and torch.equal(tensor, tensors[name])
     assert TensorFile(tmp_path / "file").metadata == '{"a": 1}'
     with pytest.raises(UsageError, match="which safetensors does not know"):
-        Image((("x", torch.complex128, torch.Size([1])),))
+        tensor_file.check({"x": torch.zeros(1, dtype=torch.complex128)})
+    with pytest.raises(UsageError, match="make it dense"):
+        tensor_file.check({"x": torch.eye(2).to_sparse()})

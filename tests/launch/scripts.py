@@ -82,6 +82,8 @@ def resume(stop: str = "", how: str = "") -> None:
     """Train with checkpoints; at step ``stop`` wait to be killed, or let rank 1 die."""
     import hashlib
 
+    from hocket.job.runtime import current
+
     hocket.init()
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 100), nn.BatchNorm1d(100), nn.Dropout(0.2), nn.Linear(100, 1))
@@ -89,7 +91,6 @@ def resume(stop: str = "", how: str = "") -> None:
     loader = DataLoader(TensorDataset(torch.randn(120, 4)), 5, shuffle=True)
     model, optimizer, loader = hocket.distribute(model, optimizer, loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=3, steps_per_epoch=len(loader))
-    step = 0
     where = hocket.resume(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
     print(f"from {where.step}", flush=True)
     step = where.step
@@ -101,6 +102,7 @@ def resume(stop: str = "", how: str = "") -> None:
             scheduler.step()
             step += 1
             hocket.report(loss=1 / step)
+            current().saver.settle()  # or the next checkpoint might be left out
             if str(step) == stop:
                 if how == "wait":
                     print("waiting", flush=True)

@@ -33,10 +33,10 @@ class World:
 
     strategy: str | None = None
 
-    def distribute(self, *things: Any) -> Any:
+    def distribute(self, *things: Any, training: bool | None = None) -> Any:
         if self.strategy is None:
             return things[0] if len(things) == 1 else things
-        return hocket.distribute(*things, strategy=self.strategy)
+        return hocket.distribute(*things, strategy=self.strategy, training=training)
 
     def sync_batchnorm(self, model: nn.Module) -> nn.Module:
         return model if self.strategy is None else hocket.sync_batchnorm(model)
@@ -321,7 +321,8 @@ def average(world: World, kind: str, before: bool) -> list[Any]:
     if kind != "swa":
         options["multi_avg_fn"] = swa_utils.get_ema_multi_avg_fn(0.7)
     averaged = swa_utils.AveragedModel(model, **options) if before else None
-    model, optimizer, loader = world.distribute(model, make_optimizer("SGD", model), world.loader())
+    # Ranks must be in step in update_bn(), too, although that computes no gradients.
+    model, optimizer, loader = world.distribute(model, make_optimizer("SGD", model), world.loader(), training=True)
     averaged = averaged or swa_utils.AveragedModel(model, **options)
     for _ in range(2):
         for x, y in loader:

@@ -125,6 +125,7 @@ def resume(
     if config.checkpoint is None:
         return position
     folder = Path(config.checkpoint).absolute()
+    _saver(runtime).open(folder)
     if runtime.on_rank_0(lambda: bool(store.committed(folder))):
         position = _load(runtime, folder, subjects)
         if extra is not None:
@@ -132,7 +133,6 @@ def resume(
             position.extra = extra
         if config.rank == 0:
             print(f"hocket: going on from {position.path}", file=sys.stderr, flush=True)
-    _saver(runtime).open(folder)
     automatic = _Automatic(runtime, folder, subjects)
     position._done = automatic.between_steps
     for each in subjects.loaders.values():
@@ -167,6 +167,8 @@ def _saver(runtime: Runtime) -> Saver:
 
 
 def _load(runtime: Runtime, path: Path, subjects: Subjects) -> Position:
+    if runtime.saver is not None:
+        _saver(runtime).settle()
     found = runtime.on_rank_0(lambda: str(store.find(path, lambda line: print(line, file=sys.stderr, flush=True))))
     chosen = Path(found)
     manifest = store.read_manifest(chosen)
@@ -178,6 +180,8 @@ def _load(runtime: Runtime, path: Path, subjects: Subjects) -> Position:
         [json.loads(part.metadata) for part in parts],
         lambda name: homes[aliases.get(name, name)].read(aliases.get(name, name)),
     )
-    saved.give(runtime, subjects, lambda name: homes[aliases.get(name, name)].shape(aliases.get(name, name)))
+    saved.restore(runtime, subjects, lambda name: homes[aliases.get(name, name)].shape(aliases.get(name, name)))
     runtime.communicator.barrier("loading a checkpoint")
-    return Position(saved.epoch(), runtime.step, runtime.samples, dict(runtime.metrics), saved.extra(), chosen)
+    return Position(
+        saved.epoch(), manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), chosen
+    )

@@ -14,7 +14,16 @@ from hocket.errors import UsageError
 from hocket.job import buffers, original_loader, randomness, uneven
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
-from hocket.job.sharding import Counts, Plan, SeededDataset, ShardedIndices, Start, batches, show_own_dataset
+from hocket.job.sharding import (
+    Counts,
+    Plan,
+    SeededDataset,
+    ShardedIndices,
+    Start,
+    batches,
+    is_of_torch,
+    show_own_dataset,
+)
 from hocket.job.streams import ShardedStream
 
 Item = tuple[Any, Counts]
@@ -69,8 +78,10 @@ class Loader:
             self._stream.prepare(self.epoch, now.plan.taken)
         elif self._sampler is not None:
             self._sampler.plan = now.plan
-        self._pass = now
-        return self._iterate(now, iter(self._inner))
+        self._pass, inner = now, iter(self._inner)
+        if self._sampler is not None and now.plan.start is None:
+            self._sampler.note(now.plan)  # unless data-loader processes have been given indices already
+        return self._iterate(now, inner)
 
     def __len__(self) -> int:
         if self._length is None:
@@ -109,7 +120,7 @@ class Loader:
                 "the checkpoint's loader is over a data set of another kind (with indices, or iterable): resume with "
                 "the loader that was saved"
             )
-        self._seed = state["seed"]
+        self._seed, self._divided = state["seed"], state["divided"]
         if self._stream is not None:
             self._stream.seed = self._own_seed()
         if self._sampler is not None and self._sampler.seed is not None:
@@ -125,14 +136,11 @@ class Loader:
         items = self._read(now, inner)
         if training and runtime.config.size > 1 and (self.local or self._stream is not None):
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
-        if now.is_resumed:
+        if now.plan.is_resumed:
             runtime.restore_random()  # whatever was drawn since the resumption
-        undo: Callable[[], None] | None = None
         try:
             while True:
-                if undo is not None:
-                    undo()
-                    undo = None
+                runtime.leave_no_trace()
                 if training and self.before_next is not None:
                     self.before_next()
                 item = next(items, None)
@@ -147,7 +155,8 @@ class Loader:
                     runtime.weigh(self, self.weight)
                     runtime.count_batch(everywhere)
                     runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
-                    undo = buffers.remember(runtime.models) if self.weight == 0 else None
+                    if self.weight == 0:
+                        runtime.undo = buffers.remember(runtime.models)
                 elif counts.here == 0:
                     continue  # a repeated one
                 yield batch
@@ -155,6 +164,7 @@ class Loader:
                 runtime.end_epoch()
         finally:
             self.weight = 1.0
+            runtime.leave_no_trace()
             runtime.weigh(self, None)
             if self._pass is now:
                 self._pass = None
@@ -195,14 +205,16 @@ class Loader:
         original, config = self.original, self._runtime.config
         ready_made = original.batch_size is None  # one sample at a time, or a batch sampler of the user's own
         source = original.sampler if original.batch_sampler is None or not ready_made else original.batch_sampler
-        alone = self.local or config.size == 1
+        # Alone, PyTorch's samplers draw from the process's own numbers, as in a plain script. What another one draws in
+        # the middle of an epoch could not be found again after a resumption.
+        alone = (self.local or config.size == 1) and is_of_torch(source)
         self._sampler = ShardedIndices(
             source,
             original.batch_size,
             original.drop_last,
             self._rank,
             self._size,
-            OwnRandom() if alone else SharedRandom(RandomState.from_seed(self._seed)),
+            OwnRandom() if alone else SharedRandom(RandomState.from_seed(self._own_seed())),
             self._generators,
             self._own_seed() if original.num_workers else None,
         )
@@ -260,7 +272,7 @@ class _Pass:
     def __init__(self, epoch: int) -> None:
         self.plan = Plan(epoch)
         self.batches, self.samples, self.taken = 0, 0, 0
-        self.is_resumed = self.is_divided = False
+        self.is_divided = False
 
     @classmethod
     def resume(cls, state: dict[str, Any]) -> _Pass:
@@ -268,8 +280,9 @@ class _Pass:
         self = cls(state["epoch"])
         self.plan.taken = self.taken = state["taken"]
         self.plan.start = Start.from_data(state["start"]) if state["start"] is not None else None
+        self.plan.is_resumed = True
         self.batches, self.samples = state["batches"], state["samples"]
-        self.is_resumed, self.is_divided = True, state["divided"]
+        self.is_divided = state["divided"]
         return self
 
     def add(self, counts: Counts, everywhere: int) -> None:

@@ -31,6 +31,8 @@ def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
         return {"$tensor": _keep(value.detach(), name, tensors)}
     if isinstance(value, Mapping):
         return _pack_mapping(value, name, tensors)
+    if type(value) is deque:
+        return {"$deque": [[pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)], value.maxlen]}
     if type(value) is list or type(value) in _SEQUENCES:
         items = [pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
         return items if type(value) is list else {_SEQUENCES[type(value)]: items}
@@ -40,7 +42,8 @@ def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
         if getattr(value, "ndim", 0) == 0:
             return pack(value.item(), name, tensors)
-        return {"$array": _keep(torch.from_numpy(value), name, tensors)}
+        if value.dtype.kind in "biufc":
+            return {"$array": _keep(torch.from_numpy(value), name, tensors)}
     raise UsageError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored: numbers, texts, "
         "lists, tuples, dictionaries, tensors and arrays can"
@@ -62,6 +65,10 @@ def unpack(value: Json, tensors: Callable[[str], torch.Tensor]) -> Any:
         return tensors(inner).numpy()
     if tag == "$dict":
         return {unpack(key, tensors): unpack(item, tensors) for key, item in inner}
+    if tag == "$counter":
+        return Counter({unpack(key, tensors): number for key, number in inner})
+    if tag == "$deque":
+        return deque((unpack(item, tensors) for item in inner[0]), inner[1])
     if tag in _BY_TAG:
         return _BY_TAG[tag]([unpack(item, tensors) for item in inner])
     return _READERS[tag](inner)
@@ -76,7 +83,7 @@ def _keep(tensor: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> 
 
 def _pack_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Json:
     if type(value) is Counter:
-        return {"$counter": [pack(item, name, tensors) for item in value.elements()]}
+        return {"$counter": [[pack(key, name, tensors), number] for key, number in value.items()]}
     if type(value) not in (dict, OrderedDict, defaultdict):
         raise UsageError(f"{name} is a {type(value).__qualname__}, which cannot be stored: make it a plain dictionary")
     plain = all(isinstance(key, str) for key in value) and not (
@@ -89,10 +96,10 @@ def _pack_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.
 
 
 _SEQUENCES: dict[type, str] = {
-    torch.Size: "$size", tuple: "$tuple", set: "$set", frozenset: "$frozenset", deque: "$deque",
+    torch.Size: "$size", tuple: "$tuple", set: "$set", frozenset: "$frozenset",
 }  # fmt: skip
 _BY_TAG: dict[str, Callable[[list[Any]], Any]] = {
-    "$size": torch.Size, "$tuple": tuple, "$set": set, "$frozenset": frozenset, "$deque": deque, "$counter": Counter,
+    "$size": torch.Size, "$tuple": tuple, "$set": set, "$frozenset": frozenset,
 }  # fmt: skip
 _LEAVES: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     float: ("$float", repr, float),

@@ -57,6 +57,9 @@ class Runtime:
         self._weights: dict[int, float] = {}
         self._random: RandomState | None = None
         self._skipped = 0
+        self.undo: Callable[[], None] | None = None  # what a repeated batch has left in buffers and random numbers
+        if config.checkpoint is not None and config.rank == 0:
+            atexit.register(self._warn_without_checkpoint)
 
     @property
     def step(self) -> int:
@@ -116,12 +119,26 @@ class Runtime:
         if self.config.rank == 0:
             try:
                 told = json.dumps([work(), ""]).encode()
-            except CheckpointError as error:
+            except (CheckpointError, OSError) as error:
                 told = json.dumps([None, str(error)]).encode()
         result, failure = json.loads(self.communicator.gather_bytes(told)[0])
         if failure:
             raise CheckpointError(failure)
         return cast(T, result)
+
+    def leave_no_trace(self) -> None:
+        """The step on a repeated batch is over."""
+        undo, self.undo = self.undo, None
+        if undo is not None:
+            undo()
+
+    def _warn_without_checkpoint(self) -> None:
+        if self.saver is None and self.step >= self.config.checkpoint_every:
+            print(
+                f"hocket: --checkpoint {self.config.checkpoint} was given, and nothing was saved: call "
+                "hocket.resume(…, loader=loader) before the training loop, or its result's done() after each step",
+                file=sys.stderr,
+            )
 
     def keep_random(self, state: RandomState) -> None:
         """The random state with which a resumed loop is to go on."""

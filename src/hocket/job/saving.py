@@ -6,6 +6,7 @@ The script only waits for the copy. Ranks tell rank 0 how writing went by small 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import secrets
 import shutil
@@ -15,7 +16,7 @@ import time
 import zlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -80,16 +81,15 @@ class Saver:
         Returns:
             None if it was left out.
         """
-        runtime = self._runtime
+        runtime, folder = self._runtime, folder.resolve()
         if patient:
-            with contextlib.suppress(CheckpointError):
-                self._last.wait()
+            self.settle()
         busy = not self._last.done
         taken = self._camera.take(subjects)
-        number = _hash_names(folder, taken)
+        number = zlib.crc32(repr((str(folder), taken.step, taken.number)).encode())
         rows = runtime.communicator.allgather(torch.tensor([number, busy])).tolist()
-        if any(row[0] != number for row in rows):
-            raise MismatchError("the ranks do not save the same: call hocket.save() on all ranks with the same objects")
+        if any(row[0] != rows[0][0] for row in rows):
+            self._disagree(folder, taken)
         if any(row[1] for row in rows):
             if runtime.config.rank == 0:
                 runtime.sink.put(Happening("checkpoint left out", {"step": runtime.step}))
@@ -104,7 +104,25 @@ class Saver:
 
     def open(self, folder: Path) -> None:
         """Make sure, before any checkpoint is due, that they can be written to ``folder``; collective."""
-        self._runtime.on_rank_0(lambda: self._stores.setdefault(folder, Store(folder)).open())
+        folder = folder.resolve()
+        self._runtime.on_rank_0(lambda: self._stores.setdefault(folder, Store(folder)).open(keep=True))
+
+    def settle(self) -> None:
+        """Wait until nothing is being written by this rank."""
+        with contextlib.suppress(CheckpointError):
+            self._last.wait()
+
+    def _disagree(self, folder: Path, taken: Snapshot) -> NoReturn:
+        mine = json.dumps([f"the folder {folder}", f"step {taken.step}", *taken.described]).encode()
+        described = [json.loads(part) for part in self._runtime.communicator.gather_bytes(mine)]
+        for rank, other in enumerate(described):
+            for here, there in itertools.zip_longest(described[0], other, fillvalue="nothing"):
+                if here != there:
+                    raise MismatchError(
+                        f"the ranks do not save the same: {here} on rank 0, {there} on rank {rank}; call hocket.save() "
+                        "on all ranks at the same step, with the same objects"
+                    )
+        raise AssertionError("equal after all")
 
     def _begin(self, folder: Path, taken: Snapshot) -> Path:
         """Have rank 0 make the new folder, and everyone know it."""
@@ -116,8 +134,9 @@ class Saver:
         return Path(path)
 
     def _copy(self, taken: Snapshot) -> Image:
-        if self._image is None or taken.is_news:
-            self._image = Image(tensor_file.describe(taken.tensors))
+        described = tensor_file.describe(taken.tensors)
+        if self._image is None or self._image.described != described:
+            self._image = Image(described)
         self._image.fill(taken.tensors.values())
         taken.tensors = {}
         return self._image
@@ -129,14 +148,18 @@ class Saver:
             written = _write_part(folder, rank, image, taken.own)
             if rank == 0:
                 saving.path = self._commit(folder, taken.manifest, written, keep)
-        except (OSError, CheckpointError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        except Exception as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
             self._fail(saving, folder, reason)
             return
+        finally:
+            if rank == 0:
+                self._stores[folder.parent].release()
         if rank == 0:
             self._good = saving.path
-            details = {"folder": str(folder), "path": str(saving.path), "step": taken.step}
-            self._runtime.sink.put(Happening("checkpoint saved", details | {"seconds": time.perf_counter() - begin}))
+            seconds = round(time.perf_counter() - begin, 3)
+            details = {"folder": str(folder), "path": str(saving.path), "step": taken.step, "seconds": seconds}
+            self._runtime.sink.put(Happening("checkpoint saved", details))
 
     def _commit(self, folder: Path, manifest: dict[str, Text], written: Written, keep: int) -> Path:
         """Wait for the parts of all ranks, and make a checkpoint of them."""
@@ -159,17 +182,13 @@ class Saver:
         if rank:  # what this rank has written makes room for the message
             with contextlib.suppress(OSError):
                 (folder / _part(rank)).unlink(missing_ok=True)
+                _draft(folder, rank).unlink(missing_ok=True)
                 _tell(folder, rank, {"error": reason})
             return
         shutil.rmtree(folder, ignore_errors=True)
         last = f"the last good one is {self._good}" if self._good else "there is no good one of this run yet"
         print(f"hocket: {saving.error}; training goes on, {last}", file=sys.stderr, flush=True)
         self._runtime.sink.put(Happening("checkpoint failed", {"folder": str(folder), "reason": reason}))
-
-
-def _hash_names(folder: Path, taken: Snapshot) -> int:
-    """A number by which ranks see whether they save the same."""
-    return zlib.crc32(repr((str(folder), taken.step)).encode(), zlib.crc32(taken.manifest["objects"].encode()))
 
 
 def _write_part(folder: Path, rank: int, image: Image, metadata: str) -> Written:
@@ -180,9 +199,8 @@ def _write_part(folder: Path, rank: int, image: Image, metadata: str) -> Written
 
 
 def _tell(folder: Path, rank: int, outcome: dict[str, Any]) -> None:
-    draft = folder / f"part-{rank}.draft"
-    store.write_file(draft, json.dumps(outcome))
-    draft.rename(_outcome(folder, rank))
+    store.write_file(_draft(folder, rank), json.dumps(outcome))
+    _draft(folder, rank).rename(_outcome(folder, rank))
 
 
 def _read_outcome(folder: Path, rank: int) -> dict[str, Any] | None:
@@ -195,6 +213,10 @@ def _read_outcome(folder: Path, rank: int) -> dict[str, Any] | None:
 
 def _part(rank: int) -> str:
     return f"part-{rank}.safetensors"
+
+
+def _draft(folder: Path, rank: int) -> Path:
+    return folder / f"part-{rank}.draft"
 
 
 def _outcome(folder: Path, rank: int) -> Path:

@@ -56,7 +56,8 @@ class Plan:
 
     epoch: int
     taken: int = 0  # of the source, in an earlier run: it is passed over
-    start: Start | None = None  # how it began then; noted if it begins now
+    start: Start | None = None  # how it began
+    is_resumed: bool = False
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()
@@ -97,6 +98,12 @@ def show_own_dataset(worker: int, *, init: Any = None) -> None:
     object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]
     if init is not None:
         init(worker)
+
+
+def is_of_torch(source: object) -> bool:
+    """Whether ``source``, and what it may be built on, is a sampler of PyTorch's."""
+    inner = getattr(source, "sampler", None)
+    return type(source).__module__.startswith("torch.utils.data") and (inner is None or is_of_torch(inner))
 
 
 def share(items: Sequence[T], rank: int, size: int, least: int = 1) -> Sequence[T]:
@@ -169,7 +176,7 @@ class ShardedIndices(Sampler[Any]):
         influences, are read ahead.
         """
         random = self._begin(plan)
-        ahead = _AHEAD if type(self._source).__module__.startswith("torch.utils.data") else 1
+        ahead = _AHEAD if is_of_torch(self._source) else 1
         with random:
             indices = iter(self._source)
             for _ in islice(indices, plan.taken):
@@ -188,6 +195,11 @@ class ShardedIndices(Sampler[Any]):
         state = self._source.state_dict() if hasattr(self._source, "state_dict") else None
         return Start(random, [g.get_state() for g in self._generators], state)
 
+    def note(self, plan: Plan) -> None:
+        """The pass of ``plan`` begins now."""
+        plan.start = self.begin()
+        plan.start.random = self._random.capture()
+
     def restore(self, start: Start) -> None:
         """Have the next pass begin as another one did, or would have."""
         for generator, state in zip(self._generators, start.generators, strict=False):
@@ -199,11 +211,10 @@ class ShardedIndices(Sampler[Any]):
 
     def _begin(self, plan: Plan) -> SharedRandom | OwnRandom:
         """Note how this pass begins, or begin as an earlier run did."""
-        if plan.start is None:
-            plan.start = self.begin()
-            plan.start.random = self._random.capture()
+        if not plan.is_resumed:
+            self.note(plan)
             return self._random
-        assert plan.start.random is not None
+        assert plan.start is not None and plan.start.random is not None
         self.restore(plan.start)
         # A process's own random state has moved on since the pass began.
         return self._random if isinstance(self._random, SharedRandom) else SharedRandom(plan.start.random)

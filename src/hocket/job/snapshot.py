@@ -6,6 +6,7 @@ states, batch-norm statistics in the middle of an epoch, the place in data of on
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.errors import CheckpointError, UsageError
-from hocket.job import buffers
+from hocket.job import buffers, tensor_file
 from hocket.job.loader import Loader
 from hocket.job.packer import Packer, Text, join, write
 from hocket.job.packing import Json, pack, unpack
@@ -38,6 +39,8 @@ class Subjects:
         }
         for name, value in others.items():
             self.stateful |= _named(name, value)
+        self.modules = {name: thing for name, thing in self.stateful.items() if isinstance(thing, nn.Module)}
+        self.is_training = optimizer is not None or loader is not None
         self.extra = extra
 
 
@@ -49,8 +52,8 @@ class Snapshot:
     manifest: dict[str, Text]
     own: Text
     tensors: Tensors
-    is_news: bool  # the tensors are not of the same names, types and shapes as last time
-
+    number: int  # the same on all ranks that save the same
+    described: list[str]  # names, types and shapes of what is common
 
 class Camera:
     """Takes snapshots of a job."""
@@ -59,28 +62,33 @@ class Camera:
         self._runtime, self._packer = runtime, Packer()
         self._aliases: dict[str, str] = {}
         self._names: list[str] = []  # of all tensors that are the same everywhere,
-        self._mine: list[str] = []  # of those that this rank writes,
-        self._written: list[str] = []  # and of all that it writes
+        self._mine: list[str] = []  # and of those that this rank writes
+        self._differing: list[str] = []
+        self._described: list[str] = []
+        self._number = 0
 
     def take(self, subjects: Subjects) -> Snapshot:
         """The state of everything now, not copied yet; collective."""
         runtime, packer = self._runtime, self._packer
+        runtime.leave_no_trace()
         packer.is_news = False
         common: Tensors = {}
+        differing = [n for n, m in subjects.modules.items() if buffers.differ(runtime.communicator, m)]
         objects = {name: packer.pack(model.state_dict(), name, common) for name, model in subjects.models.items()}
         for name, thing in subjects.stateful.items():
             if name not in objects:
                 objects[name] = packer.pack_each(thing.state_dict(), name, common)
         shared = {name: loader.state() for name, loader in subjects.loaders.items() if not loader.is_per_rank}
         loaders = join({name: packer.pack_each(state, name, common) for name, state in shared.items()})
-        strategies = write([pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(runtime.strategies)])
-        extra = packer.pack(subjects.extra, "extra", common)
-        packer.is_news |= list(common) != self._names  # other things are saved than last time
-        self._names = list(common)
+        states = [packer.pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(runtime.strategies)]
+        own: Tensors = {}
+        extra = packer.pack(subjects.extra, "extra", own) if runtime.config.rank == 0 else "null"
+        packer.is_news |= list(common) != self._names or differing != self._differing  # others than last time
+        self._names, self._differing = list(common), differing
         manifest = {
             "objects": join(objects),
             "loaders": loaders,
-            "strategies": strategies,
+            "strategies": "[" + ",".join(states) + "]",
             "extra": extra,
             "metrics": write(pack(runtime.metrics, "metrics", common)),
             "aliases": self._take_twins(common),
@@ -95,24 +103,23 @@ class Camera:
         }
         manifest |= {name: write(value) for name, value in counts.items()}
         if packer.is_news:
-            self._mine = _share(common, runtime.config.rank, runtime.config.size)
-        tensors = {name: common[name] for name in self._mine}
-        own = self._take_own(subjects, tensors)
-        is_news = packer.is_news or list(tensors) != self._written
-        self._written = list(tensors)
-        return Snapshot(runtime.step, manifest, own, tensors, is_news)
+            tensor_file.check(common)
+            # Those that differ are rank 0's to write.
+            first = {f"{name}.{key}" for name in differing for key, _ in subjects.modules[name].named_buffers()}
+            self._mine = _share(common, runtime.config.rank, runtime.config.size, first)
+            self._described = [f"{name} {t.dtype}{list(t.shape)}" for name, t in common.items()]
+            self._number = zlib.crc32(repr(self._described).encode())
+        tensors = {name: common[name] for name in self._mine} | own
+        per_rank = self._take_own(subjects, differing, tensors)
+        return Snapshot(runtime.step, manifest, per_rank, tensors, self._number, self._described)
 
-    def _take_own(self, subjects: Subjects, tensors: Tensors) -> Text:
+    def _take_own(self, subjects: Subjects, differing: list[str], tensors: Tensors) -> Text:
         """What differs between ranks."""
-        runtime, me = self._runtime, f"rank.{self._runtime.config.rank}"
+        me = f"rank.{self._runtime.config.rank}"
         own = {
             "random": RandomState.capture().as_data(),
             "loaders": {name: loader.state() for name, loader in subjects.loaders.items() if loader.is_per_rank},
-            "buffers": {
-                name: dict(model.named_buffers())
-                for name, model in subjects.models.items()
-                if buffers.differ(runtime.communicator, model)
-            },
+            "buffers": {name: dict(subjects.modules[name].named_buffers()) for name in differing},
         }
         return self._packer.pack_each(own, me, tensors)
 
@@ -138,21 +145,23 @@ class Saved:
     def __init__(self, manifest: Json, own: Sequence[Json], read: Callable[[str], torch.Tensor]) -> None:
         self.manifest, self._own, self._read = manifest, own, read
 
-    def give(self, runtime: Runtime, subjects: Subjects, shape: Callable[[str], list[int]]) -> None:
+    def restore(self, runtime: Runtime, subjects: Subjects, shape: Callable[[str], list[int]]) -> None:
         """Bring everything to the state that was saved; collective."""
         manifest, size = self.manifest, runtime.config.size
         for name in [*subjects.stateful, *subjects.loaders]:
-            if name not in manifest["objects"] and name not in (*manifest["loaders"], *self._rank(0)["loaders"]):
+            if name not in manifest["objects"] and name not in (*manifest["loaders"], *self._own[0]["loaders"]):
                 raise CheckpointError(
                     f"the checkpoint has no {name!r}: it has {', '.join([*manifest['objects'], *manifest['loaders']])}"
                 )
         for name, model in subjects.models.items():
             _check_fits(name, model.state_dict(), manifest["objects"][name], shape)
-        own = self._rank(runtime.config.rank) if manifest["size"] == size else None
+        own = self._own[runtime.config.rank] if manifest["size"] == size else None
         for name, thing in subjects.stateful.items():
             self._load(name, thing, own)
+        if not subjects.is_training:
+            return  # weights for something else: counts and random numbers are not its business
         runtime.batches, runtime.samples = manifest["batches"], manifest["samples"]
-        runtime.metrics = self._unpack(manifest["metrics"])
+        runtime.metrics = self.metrics()
         for counter, steps in zip(runtime.counters, manifest["steps"], strict=False):
             counter.steps = steps
         for warmup, taken in zip(runtime.warmups, manifest["warmups"], strict=False):
@@ -166,12 +175,18 @@ class Saved:
             random.restore()
             runtime.keep_random(random)
 
+    def metrics(self) -> dict[str, float]:
+        """What was reported last."""
+        metrics: dict[str, float] = self._unpack(self.manifest["metrics"])
+        return metrics
+
     def extra(self) -> Any:
+        """What the script had given."""
         return self._unpack(self.manifest["extra"])
 
     def epoch(self) -> int:
         """Passes over the (first) loader's data that are complete."""
-        states = list(self.manifest["loaders"].values()) or list(self._rank(0)["loaders"].values())
+        states = list(self.manifest["loaders"].values()) or list(self._own[0]["loaders"].values())
         return int(self._unpack(states[0])["epoch"]) - 1 if states else 0
 
     def _load(self, name: str, thing: Any, own: Json) -> None:
@@ -187,16 +202,13 @@ class Saved:
         if name in self.manifest["loaders"]:
             loader.load_state(self._unpack(self.manifest["loaders"][name]))
             return
-        state = self._unpack((own or self._rank(0))["loaders"][name])
+        state = self._unpack((own or self._own[0])["loaders"][name])
         if own is None and state["open"]:
             raise CheckpointError(
                 f"the checkpoint was written by {self.manifest['size']} workers in the middle of an epoch, and every "
                 f"worker had data of its own: resume with -n {self.manifest['size']}"
             )
         loader.load_state(state)
-
-    def _rank(self, rank: int) -> Json:
-        return self._own[rank]
 
     def _unpack(self, value: Json) -> Any:
         return unpack(value, self._read)
@@ -224,12 +236,16 @@ def _place(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _share(tensors: Tensors, rank: int, size: int) -> list[str]:
-    """Which of ``tensors`` are for ``rank`` to write: neighbours, about the same number of bytes for each."""
+def _share(tensors: Tensors, rank: int, size: int, first: set[str]) -> list[str]:
+    """Which of ``tensors`` are for ``rank`` to write: neighbours, about the same number of bytes for each.
+
+    Those named in ``first`` are rank 0's.
+    """
     total = sum(tensor.nbytes for tensor in tensors.values()) + 1
     mine, before = [], 0
     for name, tensor in tensors.items():
-        if (before + tensor.nbytes // 2) * size // total == rank:
+        writer = 0 if name in first else (before + tensor.nbytes // 2) * size // total
+        if writer == rank:
             mine.append(name)
         before += tensor.nbytes
     return mine

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -40,11 +41,15 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock: int | None = None
+        self._keeps = False
 
-    def open(self) -> None:
-        """Make the folder, and keep other jobs from writing there until this process ends."""
+    def open(self, *, keep: bool = False) -> None:
+        """Make the folder, and keep other jobs from writing there until ``release``, or until this process ends."""
+        self._keeps |= keep
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                _flush(self.folder.parent)
             self._take_lock()
         except OSError as error:
             raise self._refusal(error) from None
@@ -92,6 +97,12 @@ class Store:
             path.rename(hidden)
             shutil.rmtree(hidden)
 
+    def release(self) -> None:
+        """Let other jobs write here, unless ``open`` was told otherwise."""
+        if self._lock is not None and not self._keeps:
+            os.close(self._lock)
+            self._lock = None
+
     def _refusal(self, error: OSError) -> CheckpointError:
         return CheckpointError(
             f"cannot write checkpoints to {self.folder}: {error.strerror}; choose a folder that can be written to"
@@ -104,7 +115,10 @@ class Store:
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                os.close(lock)
+                raise
             holder = os.read(lock, 200).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise CheckpointError(
@@ -166,12 +180,15 @@ def inspect(path: Path) -> str:
             f"{__version__} (format {FORMAT}): update Hocket"
         )
     for name, expected in content["files"].items():
-        if not (path / name).exists():
+        try:
+            if (size := (path / name).stat().st_size) != expected["nbytes"]:
+                return f"{name} has {size:,} bytes instead of {expected['nbytes']:,}"
+            if tensor_file.measure(path / name).crc32 != expected["crc32"]:
+                return f"{name} was altered"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if (size := (path / name).stat().st_size) != expected["nbytes"]:
-            return f"{name} has {size:,} bytes instead of {expected['nbytes']:,}"
-        if tensor_file.measure(path / name).crc32 != expected["crc32"]:
-            return f"{name} was altered"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
     return ""
 
 

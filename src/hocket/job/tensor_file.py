@@ -8,6 +8,7 @@ cache would take many times the processor time of the copy), and without holding
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import mmap
 import os
@@ -44,6 +45,7 @@ class Image:
     """Memory laid out as a file with the tensors that are ``described``; it can be filled and written repeatedly."""
 
     def __init__(self, described: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> None:
+        self.described = described
         # Wide types first: then every tensor is aligned, without the holes that the format forbids.
         order = sorted(range(len(described)), key=lambda i: -described[i][1].itemsize)
         self._entries: dict[str, Any] = {}
@@ -51,8 +53,6 @@ class Image:
         for i in order:
             name, dtype, shape = described[i]
             begin, end = end, end + shape.numel() * dtype.itemsize
-            if dtype not in _TYPES:
-                raise UsageError(f"{name} has type {dtype}, which safetensors does not know: convert it")
             self._entries[name] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         self._nbytes = end
         self._header = json.dumps(self._entries, separators=(",", ":"))[1:]
@@ -90,6 +90,15 @@ class Image:
         finally:
             os.close(descriptor)
         return Written(size, crc)
+
+
+def check(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise if some of ``tensors`` cannot be in a file."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _TYPES:
+            raise UsageError(f"{name} has type {tensor.dtype}, which safetensors does not know: convert it")
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise UsageError(f"{name} is a sparse or quantized tensor, which cannot be stored: make it dense")
 
 
 def describe(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
@@ -150,5 +159,13 @@ def _write(descriptor: int, memory: memoryview, nbytes: int, crc: int) -> int:
         crc = zlib.crc32(memory[begin:end], crc)
         chunk = memory[begin : _blocks(end)]
         while chunk:
-            chunk = chunk[os.write(descriptor, chunk) :]
+            try:
+                chunk = chunk[os.write(descriptor, chunk) :]
+            except OSError as error:
+                # Some file systems refuse to go past the page cache only now, or after a write cut short.
+                direct = getattr(os, "O_DIRECT", 0)
+                flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+                if error.errno != errno.EINVAL or not flags & direct:
+                    raise
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
     return crc

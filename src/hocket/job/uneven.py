@@ -60,7 +60,7 @@ def _lend(communicator: Communicator, spare: Any, lender: int) -> Any:
     if communicator.rank == lender:
         try:
             skeleton = pack(spare, "batch", tensors)
-        except UsageError:
+        except (UsageError, TypeError):
             skeleton = None
         kinds = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
         described = json.dumps([skeleton, kinds]).encode()

@@ -47,11 +47,13 @@ class Listener:
             except RecordError as error:
                 self._say(f"hocket: the record of this run stops here: {error} ({self._recorder.folder})")
 
-    def last_checkpoint(self, *, can_continue: bool) -> list[str]:
+    def last_checkpoint(self, resumed_from: str | None) -> list[str]:
         """The line of a report that says where the last checkpoint is, if there is one."""
         if not self._checkpoint:
             return []
-        rest = "; the same command continues from it." if can_continue else "."
+        # By hand a script may have saved elsewhere.
+        continues = resumed_from is not None and Path(resumed_from).resolve() == Path(self._checkpoint).parent.resolve()
+        rest = "; the same command continues from it." if continues else "."
         return [f"hocket: the last checkpoint is {self._checkpoint}{rest}"]
 
     def finish(self, outcome: Outcome) -> None:
@@ -76,7 +78,7 @@ class Listener:
             return
         if happening.name == "checkpoint begun":
             self._unfinished.add(folder)
-        elif happening.name in ("checkpoint saved", "checkpoint failed"):
+        elif happening.name == "checkpoint saved":
             self._unfinished.discard(folder)
             self._checkpoint = str(happening.details.get("path") or self._checkpoint)
 

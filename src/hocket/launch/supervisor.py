@@ -99,7 +99,7 @@ class _Supervisor:
             self._finish(worker)
         self._screen.status("")
         self._screen.close()
-        checkpoint = self._listener.last_checkpoint(can_continue="checkpoint" in self._job.settings)
+        checkpoint = self._listener.last_checkpoint(self._job.settings.get("checkpoint"))
         if asked is not None:
             return report.stopped(asked, checkpoint)
         if failures:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from hocket.strategies.collector import Collector
@@ -34,9 +33,6 @@ class Strategy(ABC):
 
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
-
-    parameters: list[nn.Parameter]
-    """Those that this strategy takes care of."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep beside model and optimizer, as plain data with tensors; the same on all ranks."""

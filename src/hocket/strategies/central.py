@@ -55,7 +55,6 @@ class CentralTraining(Strategy):
                 "optimizer, or use --strategy mirrored"
             )
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
-        self.parameters = members.parameters
         self._layout = Layout(members.parameters)
         self._shared = SharedParameters(communicator, members, self._layout)
         gradients = self._prepare_gradients(on_nan)

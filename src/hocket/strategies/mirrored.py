@@ -26,7 +26,6 @@ class MirroredTraining(Strategy):
         self._exchange = GradientExchange(communicator, members, Layout(members.parameters), on_nan, optimizer)
         self.collector = self._exchange.collector
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
-        self.parameters = members.parameters
         ModelHooks(model, self.collector)
         if optimizer is not None:
             wrap(optimizer, self._step, self.collector)
