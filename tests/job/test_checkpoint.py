@@ -16,7 +16,15 @@ import torch
 from pool import Pool
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data import get_worker_info as worker_info
 
 import hocket
@@ -385,3 +393,119 @@ def changes_in_between(folder: str) -> None:
 
 def test_a_checkpoint_that_was_left_out_is_not_remembered(pool: Pool, tmp_path: Path) -> None:
     pool.run(2, changes_in_between, str(tmp_path))
+
+
+class Bootstrap(Sampler[int]):
+    """Draws as it goes."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(38):
+            yield int(torch.randint(38, ()))
+
+    def __len__(self) -> int:
+        return 38
+
+
+class Counting(Sampler[int]):
+    """Has state of its own, which it shows as it is."""
+
+    def __init__(self) -> None:
+        self.seen = torch.zeros(38, dtype=torch.int64)
+
+    def __iter__(self) -> Iterator[int]:
+        for index in torch.argsort(self.seen, stable=True).tolist():
+            self.seen[index] += 1 + index % 3
+            yield index
+
+    def __len__(self) -> int:
+        return 38
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen.copy_(state["seen"])
+
+
+def forever(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def look_around(kind: str, loader: Any, model: nn.Module) -> None:
+    """What scripts do with their training loader besides training."""
+    if kind == "glance":
+        next(iter(loader))
+    elif kind == "accuracy":
+        model.eval()
+        with torch.no_grad():
+            for _, x in loader:
+                model(x)
+        model.train()
+
+
+def odd_script(kind: str, stop: int | None = None) -> Any:
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    model = nn.Sequential(nn.Linear(3, 20), nn.BatchNorm1d(20), nn.Dropout(0.3), nn.Linear(20, 1))
+    model.register_buffer("passing", torch.ones(1), persistent=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    hocket.distribute(model, optimizer)
+    sampler = {"bootstrap": Bootstrap, "counting": Counting}.get(kind, lambda: RandomSampler(range(38)))()
+    processes = {"num_workers": 1, "persistent_workers": True} if kind == "persistent" else {}
+    data = "local" if kind in ("bootstrap", "first") else "global"
+    loader = hocket.distribute(loader=DataLoader(Noisy(), 3, sampler=sampler, **processes), data=data)
+    other = hocket.distribute(loader=DataLoader(Noisy(), 4, shuffle=True))
+    if kind == "glance":
+        next(iter(loader))
+    where = hocket.resume(model=model, optimizer=optimizer, loader=[loader, other])
+    seen, more = [], forever(other)
+    for _ in range(where.epoch, 3):
+        look_around(kind, loader, model)
+        for index, x in loader:
+            u = next(more)[1] if kind in ("forever", "first") else x
+            if current().step % 6 == 3:
+                look_around("accuracy" if kind == "nested" else "", loader, model)
+            optimizer.zero_grad()
+            (model(x).mean() + model(u).abs().mean()).backward()
+            optimizer.step()
+            seen.append(index.tolist() if loader.weight else [])
+            current().saver.settle()  # type: ignore[attr-defined]
+            if current().step == stop:
+                return seen, None, where.step
+        look_around(kind, loader, model)
+    digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in [*model.state_dict().values(), torch.rand(4)]))
+    return seen, digest.hexdigest(), where.step
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "glance", "accuracy", "nested", "bootstrap", "counting", "forever", "persistent", "first"]
+)
+def test_scripts_that_do_odd_things_with_their_loaders(pool: Pool, tmp_path: Path, kind: str) -> None:
+    whole = pool.run(2, odd_script, kind, checkpoint=str(tmp_path / "whole"), checkpoint_every=1000)
+    settings = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 5}
+    first = pool.run(2, odd_script, kind, 12, **settings)
+    rest = pool.run(2, odd_script, kind, **settings)
+    assert rest[0][2] == 10
+    for rank in range(2):
+        assert first[rank][0][:10] + rest[rank][0] == whole[rank][0]
+        assert rest[rank][1] == whole[rank][1]
+
+
+def end_of_epoch(folder: str, resumed: bool) -> Any:
+    """By hand, with processes that persist."""
+    torch.manual_seed(5)
+    loader = DataLoader(Noisy(), 3, shuffle=True, num_workers=1, persistent_workers=True)
+    model, loader = hocket.distribute(nn.Linear(3, 1), loader=loader)
+    start = hocket.load(folder, model=model, loader=loader).epoch if resumed else 0
+    seen = []
+    for epoch in range(start, 3):
+        seen = [i for index, _ in loader for i in index.tolist()]
+        if epoch == 0 and not resumed:
+            hocket.save(folder, model=model, loader=loader).wait()
+    return seen, torch.rand(3).tolist()
+
+
+def test_saving_between_epochs_of_processes_that_persist(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(2, end_of_epoch, str(tmp_path), False) == pool.run(2, end_of_epoch, str(tmp_path), True)

@@ -16,6 +16,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     WeightedRandomSampler,
     get_worker_info,
@@ -310,3 +311,56 @@ def test_shares_are_even_and_complete(count: int, size: int, least: int) -> None
     assert max(some) - min(some) <= 1 and (min(some) >= least or len(some) == 1)
     if least == 1:
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def one_batch(strategy: str) -> list[float]:
+    """A batch taken by hand, with fewer samples than ranks would have, and a weight given by hand."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.distribute(model, optimizer, strategy=strategy)
+    loader = hocket.distribute(loader=DataLoader(Numbers(5), 4))
+    for step in range(3):
+        x = next(iter(loader)).double().view(-1, 1)
+        if step == 2:
+            hocket.weight(len(x))
+        optimizer.zero_grad()
+        (model(x) ** 2).mean().backward()
+        optimizer.step()
+    return [float(p.detach()) for p in model.parameters()]
+
+
+def test_a_batch_taken_by_hand_has_its_weight(pool: Pool) -> None:
+    (alone,) = pool.run(1, one_batch_of_all)
+    for strategy in ("mirrored", "central"):
+        for result in pool.run(3, one_batch, strategy):
+            assert result == pytest.approx(alone, rel=1e-9)
+
+
+def one_batch_of_all() -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(torch.arange(5).double().view(-1, 1)) ** 2).mean().backward()
+        optimizer.step()
+    return [float(p.detach()) for p in model.parameters()]
+
+
+class Unseeded(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng().permutation(12).tolist())
+
+    def __len__(self) -> int:
+        return 12
+
+
+def unseeded() -> None:
+    for _ in hocket.distribute(loader=DataLoader(Numbers(12), 2, sampler=Unseeded())):
+        pass
+
+
+def test_a_sampler_that_differs_between_ranks_is_found(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, unseeded):
+        assert outcome.kind == "MismatchError" and "seed its generator alike" in outcome.message

@@ -142,7 +142,7 @@ def two_loaders(job: Job) -> Result:
     for (x, y), (u, _) in zip(labelled, unlabelled, strict=False):
         supervised, consistency = ((model(x) - y) ** 2).mean(), (model(u) - model(-u)).abs().mean()
         if job.strategy:
-            hocket.weight(1)
+            hocket.weight(None)
             supervised, consistency = labelled.weight * supervised, unlabelled.weight * consistency
         optimizer.zero_grad()
         (supervised + consistency).backward()

@@ -182,6 +182,5 @@ def _load(runtime: Runtime, path: Path, subjects: Subjects) -> Position:
     )
     saved.restore(runtime, subjects, lambda name: homes[aliases.get(name, name)].shape(aliases.get(name, name)))
     runtime.communicator.barrier("loading a checkpoint")
-    return Position(
-        saved.epoch(), manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), chosen
-    )
+    epoch = saved.epoch(next(iter(subjects.loaders), None))
+    return Position(epoch, manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), chosen)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hocket.errors import UsageError
+from hocket.errors import MismatchError, UsageError
 from hocket.job import buffers, original_loader, randomness, uneven
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
@@ -65,23 +65,58 @@ class Loader:
         self._length = self._find_length()
         self._divided = False  # the data set divides itself among the ranks
         self._pass: _Pass | None = None  # the one that is going on
+        self._latest: _Pass | None = None  # in training
         self._resumed: dict[str, Any] | None = None
+        self._quiet = False  # the next pass is to draw nothing when it is opened
 
     def __iter__(self) -> Iterator[Any]:
+        training = torch.is_grad_enabled() if self._training is None else self._training
+        if not training:
+            # It must not disturb the training: neither what comes next there, nor where that is resumed.
+            aside = _Pass(self.epoch)
+            if self._size > 1:
+                aside.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._seed, self.epoch, 1)))
+            return self._iterate(aside, self._open(aside), training=False)
+        self._take_back_a_glance()
         now = _Pass(self.epoch + 1)
         if self._resumed is not None:
             now, self._resumed = _Pass.resume(self._resumed), None
             self._inner._iterator = None  # processes that persist would go on with what they have
+        now.step = self._runtime.step
         self.epoch = now.plan.epoch
-        self._seed_data_processes()
+        inner = self._open(now)
+        self._pass = self._latest = now
+        return self._iterate(now, inner, training=True)
+
+    def _open(self, now: _Pass) -> Iterator[Any]:
+        """PyTorch's iterator for a pass."""
+        quiet, self._quiet = now.plan.is_resumed or self._quiet, False
+        random = RandomState.capture()
+        if not quiet:
+            self._seed_data_processes()
         if self._stream is not None:
-            self._stream.prepare(self.epoch, now.plan.taken)
+            self._stream.prepare(now.plan.epoch, now.plan.taken)
         elif self._sampler is not None:
             self._sampler.plan = now.plan
-        self._pass, inner = now, iter(self._inner)
+        inner = iter(self._inner)
+        if quiet:
+            random.restore()  # what the uninterrupted run drew here, it drew earlier, or not at all
         if self._sampler is not None and now.plan.start is None:
             self._sampler.note(now.plan)  # unless data-loader processes have been given indices already
-        return self._iterate(now, inner)
+        return inner
+
+    def _take_back_a_glance(self) -> None:
+        """A loop that was left without any step, to look at a batch, was no pass over the data."""
+        glance = self._latest
+        if glance is None or not glance.was_left or self._runtime.step > glance.step:
+            return
+        self._latest = None
+        self.epoch -= 1
+        if glance.origin is not None:
+            self._resumed = glance.origin
+            self.epoch = glance.origin["epoch"] - 1
+            if glance.random is not None:
+                self._runtime.keep_random(glance.random)
 
     def __len__(self) -> int:
         if self._length is None:
@@ -100,6 +135,8 @@ class Loader:
 
     def state(self) -> dict[str, Any]:
         """Where this loader is, as plain data with tensors; from it another one can go on."""
+        if self._pass is None:
+            self._take_back_a_glance()
         now = self._pass
         start = now.plan.start if now is not None else self._sampler.begin() if self._sampler is not None else None
         return {
@@ -110,6 +147,7 @@ class Loader:
             "taken": now.taken if now is not None else 0,
             "divided": self._divided,
             "seed": self._seed,
+            "persists": bool(self._inner.persistent_workers and self._inner._iterator is not None),
             "start": start.as_data() if start is not None else None,
         }
 
@@ -127,22 +165,23 @@ class Loader:
             self._sampler.seed = self._own_seed()
         self.epoch = state["epoch"] - 1
         self._resumed = state if state["open"] else None
+        self._latest, self._quiet = None, state["persists"]
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
 
-    def _iterate(self, now: _Pass, inner: Iterator[Any]) -> Iterator[Any]:
+    def _iterate(self, now: _Pass, inner: Iterator[Any], *, training: bool) -> Iterator[Any]:
         runtime = self._runtime
-        training = torch.is_grad_enabled() if self._training is None else self._training
         items = self._read(now, inner)
         if training and runtime.config.size > 1 and (self.local or self._stream is not None):
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
-        if now.plan.is_resumed:
-            runtime.restore_random()  # whatever was drawn since the resumption
+        if training and now.plan.is_resumed:
+            now.random = runtime.restore_random()  # whatever was drawn since the resumption
         try:
             while True:
-                runtime.leave_no_trace()
-                if training and self.before_next is not None:
-                    self.before_next()
+                if training:
+                    runtime.leave_no_trace()
+                    if self.before_next is not None:
+                        self.before_next()
                 item = next(items, None)
                 if item is None:
                     break
@@ -150,24 +189,46 @@ class Loader:
                 everywhere = counts.everywhere or counts.here
                 now.add(counts, everywhere)
                 if training:
-                    share = runtime.config.size if self.is_per_rank else self._size
-                    self.weight = counts.here * share / everywhere if everywhere else 0.0
-                    runtime.weigh(self, self.weight)
-                    runtime.count_batch(everywhere)
-                    runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
-                    if self.weight == 0:
-                        runtime.undo = buffers.remember(runtime.models)
+                    self._begin_step(now, counts, everywhere)
                 elif counts.here == 0:
                     continue  # a repeated one
                 yield batch
             if training:
                 runtime.end_epoch()
+                runtime.weigh(self, None)
+        except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader))
+            now.was_left = True
+            if training:
+                runtime.leave_loop(self)
+            raise
         finally:
-            self.weight = 1.0
-            runtime.leave_no_trace()
-            runtime.weigh(self, None)
             if self._pass is now:
                 self._pass = None
+
+    def _begin_step(self, now: _Pass, counts: Counts, everywhere: int) -> None:
+        """A training loop gets a batch."""
+        runtime = self._runtime
+        if now.plan.first is not None:
+            self._check_same_order(now.plan.first)
+            now.plan.first = None
+        share = runtime.config.size if self.is_per_rank else self._size
+        self.weight = counts.here * share / everywhere if everywhere else 0.0
+        runtime.weigh(self, self.weight)
+        runtime.count_batch(everywhere)
+        runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
+        if self.weight == 0:
+            runtime.undo = buffers.remember(runtime.models)
+
+    def _check_same_order(self, first: int) -> None:
+        """Raise if a sampler of the script's own yields other indices on other ranks; collective."""
+        if self._size > 1:
+            everyone = self._runtime.communicator.allgather(torch.tensor([first])).view(-1).tolist()
+            others = [rank for rank, number in enumerate(everyone) if number != everyone[0]]
+            if others:
+                raise MismatchError(
+                    f"the sampler yields other indices on rank {others[0]} than on rank 0: seed its generator alike on "
+                    "all ranks, or let it draw from torch, random or numpy.random"
+                )
 
     def _read(self, now: _Pass, inner: Iterator[Any]) -> Iterator[Item]:
         """This rank's batches and what is known of them."""
@@ -273,6 +334,10 @@ class _Pass:
         self.plan = Plan(epoch)
         self.batches, self.samples, self.taken = 0, 0, 0
         self.is_divided = False
+        self.step = 0  # of the optimizer, when it began
+        self.was_left = False  # before its end
+        self.origin: dict[str, Any] | None = None  # where it was resumed, and the random numbers then
+        self.random: RandomState | None = None
 
     @classmethod
     def resume(cls, state: dict[str, Any]) -> _Pass:
@@ -282,7 +347,7 @@ class _Pass:
         self.plan.start = Start.from_data(state["start"]) if state["start"] is not None else None
         self.plan.is_resumed = True
         self.batches, self.samples = state["batches"], state["samples"]
-        self.is_divided = state["divided"]
+        self.is_divided, self.origin = state["divided"], state
         return self
 
     def add(self, counts: Counts, everywhere: int) -> None:

@@ -47,16 +47,24 @@ def minimum(value: Value) -> Value:
     return _reduce(value, "min")
 
 
-def weight(count: float) -> float:
+def weight(count: float | None) -> float:
     """Let the next backward passes count in proportion to ``count``; every rank must call it.
 
     For a loss that is a mean over ``count`` things of which each worker may have another number, such as tokens: the
-    averaged gradient is then that of the mean over all of them. It holds until the next batch of a loader.
+    averaged gradient is then that of the mean over all of them. It holds until the next batch of a loader. A batch that
+    a loader only repeats counts nothing, whatever is said here.
+
+    Args:
+        count: How many things this worker's loss is a mean over; None if its losses are weighted already, so that
+            gradients are to be averaged as they are.
 
     Returns:
         What this worker's gradients are multiplied by before they are averaged.
     """
-    number = _number(count, "count")
+    if count is None:
+        current().set_weight(1.0)
+        return 1.0
+    number = 0.0 if current().repeats else _number(count, "count")
     if not 0 <= number < math.inf:
         raise UsageError(f"weight({number}): must be a number of things, 0 or more")
     runtime = current()
@@ -107,6 +115,9 @@ def _number(value: Any, name: str) -> float:
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
+        if hasattr(value, "item") and getattr(value, "size", 0) == 1:
+            value = value.item()  # an array
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name}={value!r} is a {type(value).__name__}, not a number") from None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        shown = repr(value) if len(repr(value)) < 60 else "…"
+        raise UsageError(f"{name}={shown} is a {type(value).__name__}, not a number of use here") from None

@@ -43,7 +43,8 @@ def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
         if getattr(value, "ndim", 0) == 0:
             return pack(value.item(), name, tensors)
         if value.dtype.kind in "biufc":
-            return {"$array": _keep(torch.from_numpy(value), name, tensors)}
+            native = value.astype(value.dtype.newbyteorder("="), order="C")
+            return {"$array": _keep(torch.from_numpy(native), name, tensors)}
     raise UsageError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored: numbers, texts, "
         "lists, tuples, dictionaries, tensors and arrays can"

@@ -55,6 +55,8 @@ class Runtime:
         self.weight = 1.0
         self.sink: Sink = sink or NoSink()
         self._weights: dict[int, float] = {}
+        self._left: list[int] = []  # loops that were left, whose last batch may still be at work
+        self._step_of_batch = 0
         self._random: RandomState | None = None
         self._skipped = 0
         self.undo: Callable[[], None] | None = None  # what a repeated batch has left in buffers and random numbers
@@ -77,11 +79,25 @@ class Runtime:
 
         Of loops that go on at the same time and disagree, the mean counts.
         """
+        for left in self._left:
+            self._weights.pop(left, None)
+        self._left.clear()
         if weight is None:
             self._weights.pop(id(loader), None)
         else:
             self._weights[id(loader)] = weight
         self.set_weight(sum(self._weights.values()) / len(self._weights) if self._weights else 1.0)
+
+    def leave_loop(self, loader: object) -> None:
+        """A training loop was left before its end; what its last batch counts holds until the next one comes."""
+        self._left.append(id(loader))
+        if self.step > self._step_of_batch:
+            self.leave_no_trace()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the batch at work is one that only keeps this rank in step."""
+        return bool(self._weights) and not any(self._weights.values())
 
     def set_weight(self, weight: float) -> None:
         """What backward passes count from now on, until the next batch."""
@@ -94,6 +110,7 @@ class Runtime:
         """Training has been given one more batch."""
         self.batches += 1
         self.samples += samples
+        self._step_of_batch = self.step
 
     def tell(self, epoch: int, step: int, steps: int | None, samples: int) -> None:
         """Let the launcher know how far a training loop is."""
@@ -144,11 +161,12 @@ class Runtime:
         """The random state with which a resumed loop is to go on."""
         self._random = state
 
-    def restore_random(self) -> None:
+    def restore_random(self) -> RandomState | None:
         """Go on with it, now that nothing of the start-up draws any more."""
-        if self._random is not None:
-            self._random.restore()
-            self._random = None
+        state, self._random = self._random, None
+        if state is not None:
+            state.restore()
+        return state
 
 
 class Warmup(Protocol):

@@ -7,6 +7,8 @@ weight 0.
 
 from __future__ import annotations
 
+import copy
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +60,8 @@ class Plan:
     taken: int = 0  # of the source, in an earlier run: it is passed over
     start: Start | None = None  # how it began
     is_resumed: bool = False
+    random: SharedRandom | None = None  # what the source draws from, if not from what it usually does
+    first: int | None = None  # a checksum of the first global batch of a sampler that is not PyTorch's
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()
@@ -177,6 +181,7 @@ class ShardedIndices(Sampler[Any]):
         """
         random = self._begin(plan)
         ahead = _AHEAD if is_of_torch(self._source) else 1
+        fresh = True
         with random:
             indices = iter(self._source)
             for _ in islice(indices, plan.taken):
@@ -186,13 +191,16 @@ class ShardedIndices(Sampler[Any]):
                 block = list(islice(indices, ahead * self._whole))
             if not block:
                 return
+            if fresh and ahead == 1:
+                plan.first = zlib.crc32(repr(block).encode())
+            fresh = False
             for start in range(0, len(block), self._whole):
                 yield block[start : start + self._whole]
 
     def begin(self) -> Start:
         """How a pass would begin now."""
         random = self._random.capture() if isinstance(self._random, SharedRandom) else None
-        state = self._source.state_dict() if hasattr(self._source, "state_dict") else None
+        state = copy.deepcopy(self._source.state_dict()) if hasattr(self._source, "state_dict") else None
         return Start(random, [g.get_state() for g in self._generators], state)
 
     def note(self, plan: Plan) -> None:
@@ -213,7 +221,7 @@ class ShardedIndices(Sampler[Any]):
         """Note how this pass begins, or begin as an earlier run did."""
         if not plan.is_resumed:
             self.note(plan)
-            return self._random
+            return plan.random or self._random
         assert plan.start is not None and plan.start.random is not None
         self.restore(plan.start)
         # A process's own random state has moved on since the pass began.

@@ -105,7 +105,7 @@ class Camera:
         if packer.is_news:
             tensor_file.check(common)
             # Those that differ are rank 0's to write.
-            first = {f"{name}.{key}" for name in differing for key, _ in subjects.modules[name].named_buffers()}
+            first = {f"{name}.{key}" for name in differing for key in _kept_buffers(subjects.modules[name])}
             self._mine = _share(common, runtime.config.rank, runtime.config.size, first)
             self._described = [f"{name} {t.dtype}{list(t.shape)}" for name, t in common.items()]
             self._number = zlib.crc32(repr(self._described).encode())
@@ -119,7 +119,7 @@ class Camera:
         own = {
             "random": RandomState.capture().as_data(),
             "loaders": {name: loader.state() for name, loader in subjects.loaders.items() if loader.is_per_rank},
-            "buffers": {name: dict(subjects.modules[name].named_buffers()) for name in differing},
+            "buffers": {name: _kept_buffers(subjects.modules[name]) for name in differing},
         }
         return self._packer.pack_each(own, me, tensors)
 
@@ -184,10 +184,11 @@ class Saved:
         """What the script had given."""
         return self._unpack(self.manifest["extra"])
 
-    def epoch(self) -> int:
-        """Passes over the (first) loader's data that are complete."""
-        states = list(self.manifest["loaders"].values()) or list(self._own[0]["loaders"].values())
-        return int(self._unpack(states[0])["epoch"]) - 1 if states else 0
+    def epoch(self, loader: str | None) -> int:
+        """Passes over the data of ``loader`` (if None: of any) that are complete."""
+        states = self._own[0]["loaders"] | self.manifest["loaders"]
+        state = states.get(loader) if loader is not None else next(iter(states.values()), None)
+        return int(self._unpack(state)["epoch"]) - 1 if state is not None else 0
 
     def _load(self, name: str, thing: Any, own: Json) -> None:
         state = self._unpack(self.manifest["objects"][name])
@@ -230,6 +231,12 @@ def _named(kind: str, given: Any, expected: type = object) -> dict[str, Any]:
                 f"{name} is a {type(thing).__name__}, which has no state_dict() to save: pass plain data as extra="
             )
     return things
+
+
+def _kept_buffers(module: nn.Module) -> Tensors:
+    """Those that are part of its state."""
+    state = module.state_dict()
+    return {name: buffer for name, buffer in module.named_buffers() if name in state}
 
 
 def _place(tensor: torch.Tensor) -> Any:
