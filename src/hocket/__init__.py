@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from hocket.job.accumulation import accumulate as accumulate
     from hocket.job.batchnorm import SyncBatchNorm as SyncBatchNorm
     from hocket.job.batchnorm import sync_batchnorm as sync_batchnorm
-    from hocket.job.checkpoint import load as load
-    from hocket.job.checkpoint import resume as resume
-    from hocket.job.checkpoint import save as save
+    from hocket.job.checkpoint.resuming import load as load
+    from hocket.job.checkpoint.resuming import resume as resume
+    from hocket.job.checkpoint.resuming import save as save
     from hocket.job.collectives import allgather as allgather
     from hocket.job.collectives import allreduce as allreduce
     from hocket.job.collectives import barrier as barrier
@@ -53,15 +53,15 @@ _HOMES = {
     "distribute": "hocket.job.distribute",
     "init": "hocket.job.runtime",
     "launch": "hocket.launch",
-    "load": "hocket.job.checkpoint",
+    "load": "hocket.job.checkpoint.resuming",
     "local_rank": "hocket.job.runtime",
     "maximum": "hocket.job.metrics",
     "mean": "hocket.job.metrics",
     "minimum": "hocket.job.metrics",
     "rank": "hocket.job.runtime",
     "report": "hocket.job.metrics",
-    "resume": "hocket.job.checkpoint",
-    "save": "hocket.job.checkpoint",
+    "resume": "hocket.job.checkpoint.resuming",
+    "save": "hocket.job.checkpoint.resuming",
     "scale_lr": "hocket.job.learning_rate",
     "size": "hocket.job.runtime",
     "sync_batchnorm": "hocket.job.batchnorm",

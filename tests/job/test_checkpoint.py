@@ -28,9 +28,9 @@ from torch.utils.data import (
 from torch.utils.data import get_worker_info as worker_info
 
 import hocket
-from hocket.job.checkpoint import _saver
+from hocket.job.checkpoint.resuming import _saver
+from hocket.job.checkpoint.snapshot import Subjects
 from hocket.job.runtime import current
-from hocket.job.snapshot import Subjects
 
 
 class Noisy(Dataset[Any]):

@@ -23,8 +23,8 @@ from torch.utils.data import (
 )
 
 import hocket
+from hocket.job.data.sharding import share
 from hocket.job.runtime import current
-from hocket.job.sharding import share
 
 Epoch = list[tuple[list[int], float]]  # of each step: the samples, and what they weigh
 

@@ -18,12 +18,12 @@ from torch import nn
 from hocket.comm.alone import AloneCommunicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
-from hocket.job import store, tensor_file
+from hocket.job.checkpoint import store, tensor_file
+from hocket.job.checkpoint.saving import Saver
+from hocket.job.checkpoint.snapshot import Subjects
+from hocket.job.checkpoint.store import Store
+from hocket.job.checkpoint.tensor_file import Image, TensorFile
 from hocket.job.runtime import Runtime
-from hocket.job.saving import Saver
-from hocket.job.snapshot import Subjects
-from hocket.job.store import Store
-from hocket.job.tensor_file import Image, TensorFile
 
 CALLS = ("open", "write", "fsync", "ftruncate", "rename", "mkdir", "unlink", "rmdir", "close")
 

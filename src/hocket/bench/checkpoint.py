@@ -15,7 +15,7 @@ from torch import nn
 
 from hocket.bench.models import MODELS, OPTIMIZERS
 from hocket.bench.timing import alternate, median, ratio
-from hocket.job.checkpoint import save
+from hocket.job.checkpoint.resuming import save
 from hocket.job.distribute import distribute
 from hocket.job.runtime import init, rank
 

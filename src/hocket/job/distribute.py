@@ -19,8 +19,8 @@ from hocket.config import Config
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
 from hocket.job import randomness
+from hocket.job.data.loader import Loader
 from hocket.job.learning_rate import scale_lr as apply_scale
-from hocket.job.loader import Loader
 from hocket.job.replicas import ReplicaCheck
 from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices

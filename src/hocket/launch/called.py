@@ -24,7 +24,7 @@ def main() -> None:
         from hocket.launch import cli
 
         report = os.path.join(folder, "report.txt")  # noqa: PTH118
-        sys.argv = ["hocket", "run", "-n", count, "--report", report, "-m", "hocket.job.function", folder]
+        sys.argv = ["hocket", "run", "-n", count, "--report", report, "-m", "hocket.job.function.worker", folder]
         cli.main()
     finally:
         if os.getppid() != int(parent):

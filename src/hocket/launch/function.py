@@ -18,8 +18,8 @@ from typing import Any, Literal
 import hocket
 from hocket import config
 from hocket.errors import JobError, UsageError
-from hocket.job import function as worker
-from hocket.job.references import Sender
+from hocket.job.function import worker
+from hocket.job.function.references import Sender
 from hocket.launch import machine, relay
 from hocket.strategies import choices
 

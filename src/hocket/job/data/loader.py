@@ -11,10 +11,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.errors import MismatchError, UsageError
-from hocket.job import buffers, original_loader, randomness, uneven
-from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
-from hocket.job.runtime import Runtime
-from hocket.job.sharding import (
+from hocket.job import buffers, randomness
+from hocket.job.data import original_loader, uneven
+from hocket.job.data.sharding import (
     Counts,
     Plan,
     SeededDataset,
@@ -24,7 +23,9 @@ from hocket.job.sharding import (
     is_of_torch,
     show_own_dataset,
 )
-from hocket.job.streams import ShardedStream
+from hocket.job.data.streams import ShardedStream
+from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
+from hocket.job.runtime import Runtime
 
 Item = tuple[Any, Counts]
 

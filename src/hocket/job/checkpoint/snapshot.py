@@ -16,9 +16,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.errors import CheckpointError, UsageError
-from hocket.job import buffers, tensor_file
-from hocket.job.loader import Loader
-from hocket.job.packer import Packer, Text, join, write
+from hocket.job import buffers
+from hocket.job.checkpoint import tensor_file
+from hocket.job.checkpoint.packer import Packer, Text, join, write
+from hocket.job.data.loader import Loader
 from hocket.job.packing import Json, pack, unpack
 from hocket.job.randomness import RandomState
 from hocket.job.runtime import Runtime

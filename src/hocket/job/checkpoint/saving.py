@@ -22,12 +22,12 @@ import torch
 
 from hocket.errors import CheckpointError, MismatchError
 from hocket.events import Happening
-from hocket.job import store, tensor_file
-from hocket.job.packer import Text
+from hocket.job.checkpoint import store, tensor_file
+from hocket.job.checkpoint.packer import Text
+from hocket.job.checkpoint.snapshot import Camera, Snapshot, Subjects
+from hocket.job.checkpoint.store import Store
+from hocket.job.checkpoint.tensor_file import Image, Written
 from hocket.job.runtime import Runtime
-from hocket.job.snapshot import Camera, Snapshot, Subjects
-from hocket.job.store import Store
-from hocket.job.tensor_file import Image, Written
 
 _POLL = 0.01  # seconds between two looks for the parts of other ranks
 

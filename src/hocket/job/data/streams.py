@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
+from hocket.job.data.sharding import Counts, least, share
 from hocket.job.randomness import RandomState, SharedRandom, mix
-from hocket.job.sharding import Counts, least, share
 
 Item = tuple[Any, Counts]
 

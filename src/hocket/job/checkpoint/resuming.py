@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import CheckpointError, UsageError
-from hocket.job import store
+from hocket.job.checkpoint import store
+from hocket.job.checkpoint.saving import Saver, Saving
+from hocket.job.checkpoint.snapshot import Saved, Subjects
+from hocket.job.checkpoint.tensor_file import TensorFile
 from hocket.job.runtime import Runtime, current
-from hocket.job.saving import Saver, Saving
-from hocket.job.snapshot import Saved, Subjects
-from hocket.job.tensor_file import TensorFile
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """A worker of ``hocket.launch()``: reads the function from a folder, calls it, and leaves rank 0's result there.
 
-Run as ``python -m hocket.job.function FOLDER``.
+Run as ``python -m hocket.job.function.worker FOLDER``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from hocket.errors import UsageError
-from hocket.job import packing, parcel, runtime, source
-from hocket.job.references import Reference, indices
-from hocket.job.source import Place
+from hocket.job import packing, runtime
+from hocket.job.function import parcel, source
+from hocket.job.function.references import Reference, indices
+from hocket.job.function.source import Place
 
 # What stands for the notebook in a process that a data loader spawns: it makes the same definitions there.
-_MAIN = "from hocket.job import function\nfunction.Receiver(__file__).define(globals())\n"
+_MAIN = "from hocket.job.function import worker\nworker.Receiver(__file__).define(globals())\n"
 
 
 def main() -> None:
@@ -172,4 +173,4 @@ def _show_without_own_frames(_: type[BaseException], error: BaseException, trace
 
 if __name__ == "__main__":
     # This very module is the one that runs; as __main__ it would stand where the notebook's definitions belong.
-    import_module("hocket.job.function").main()
+    import_module("hocket.job.function.worker").main()

@@ -14,8 +14,8 @@ import torch
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import UsageError
+from hocket.job.data.sharding import Counts
 from hocket.job.packing import pack, unpack
-from hocket.job.sharding import Counts
 
 Item = tuple[Any, Counts]
 

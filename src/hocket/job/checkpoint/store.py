@@ -26,9 +26,9 @@ from typing import Any
 
 from hocket import __version__
 from hocket.errors import CheckpointError
-from hocket.job import tensor_file
-from hocket.job.packer import Text, join, write
-from hocket.job.tensor_file import Written
+from hocket.job.checkpoint import tensor_file
+from hocket.job.checkpoint.packer import Text, join, write
+from hocket.job.checkpoint.tensor_file import Written
 
 FORMAT = 1
 _MANIFEST = "checkpoint.json"

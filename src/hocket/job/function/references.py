@@ -1,8 +1,8 @@
 """What a function needs to run in another process, as plain JSON: references to modules, source and data.
 
 A reference is a dictionary with one key: ``data``, ``module``, ``import``, ``define``, ``attribute`` or ``dataclass``.
-``hocket.job.function`` reads them. Nothing is pickled: what has neither a name in a module, nor source, nor is plain
-data is refused with a line that says what to do instead.
+The worker reads them. Nothing is pickled: what has neither a name in a module, nor source, nor is plain data is
+refused with a line that says what to do instead.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from hocket.errors import UsageError
-from hocket.job import packing, source
-from hocket.job.unsendable import explain
+from hocket.job import packing
+from hocket.job.function import source
+from hocket.job.function.unsendable import explain
 
 Reference = dict[str, Any]
 _OWN = ("__name__", "__builtins__", "__spec__", "__loader__", "__package__", "__doc__")  # every module has these

@@ -1,0 +1,1 @@
+"""A training is saved, and goes on from what was saved."""

@@ -1,0 +1,1 @@
+"""Which samples this worker gets, and the loader that yields them."""
