@@ -195,3 +195,12 @@ def test_what_the_terminal_cannot_show_is_replaced() -> None:
 
 def test_a_script_may_replace_stderr() -> None:
     assert run(2, "tee").returncode == 0
+
+
+def test_logs_on_a_full_disk_stop_and_the_job_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+    script = tmp_path / "script.py"
+    script.write_text("print('one'); print('two')")
+    done = hocket("run", "-n", "1", "--log-dir", str(tmp_path), str(script))
+    assert done.returncode == 0 and done.stdout == "[0] one\n[0] two\n"
+    assert "No space left on device; the logs stop here" in done.stderr

@@ -41,6 +41,8 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    way: str
+    """How bytes move, in words."""
 
     @property
     @abstractmethod

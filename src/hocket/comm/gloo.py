@@ -32,6 +32,8 @@ class GlooAverager(Averager):
 class GlooCommunicator(Communicator):
     """The workers of a job, over Gloo."""
 
+    way = "Gloo"
+
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self.rank, self.size = group.rank, group.size

@@ -90,6 +90,8 @@ class DirectAverager(Averager):
 class SharedCommunicator(Communicator):
     """The workers of one host, over shared memory."""
 
+    way = "shared memory"
+
     def __init__(self, transport: SharedMemory) -> None:
         self.transport = transport
         self.rank, self.size = transport.rank, transport.size

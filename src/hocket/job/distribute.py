@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from hocket import config as configuration
 from hocket.comm.communicator import Communicator
 from hocket.comm.shared import SharedCommunicator
-from hocket.config import Config
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
 from hocket.job import randomness
@@ -104,7 +103,7 @@ def _train_together(
         )
     if not runtime.models:
         randomness.diversify(runtime.communicator)
-        runtime.sink.put(Facts(_describe(config, choice, model)))
+        runtime.sink.put(Facts(_describe(runtime.communicator, choice, model)))
     runtime.models.append(model)
     runtime.counters += [StepCounter(optimizer) for optimizer in optimizers]
     groups = _divide(model, optimizers, set(runtime.parameters))
@@ -153,13 +152,13 @@ def _alone(
     return MirroredTraining(communicator, model, optimizer, Members(model, optimizer, elsewhere), "ignore")
 
 
-def _describe(config: Config, choice: Choice, model: nn.Module) -> dict[str, Any]:
+def _describe(communicator: Communicator, choice: Choice, model: nn.Module) -> dict[str, Any]:
     return {
         "strategy": choices.write(choice),
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
-        "transport": config.transport,
+        "communication": communicator.way,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -26,13 +27,20 @@ class Logs:
             self._files = [(folder / f"rank-{rank}.log").open("w", encoding="utf-8") for rank in range(size)]
 
     def write(self, rank: int, line: str) -> None:
-        if self._files:
+        if not self._files:
+            return
+        try:
             self._files[rank].write(line + "\n")
             self._files[rank].flush()
+        except OSError as error:  # a full disk is no reason to end the job
+            print(f"hocket: --log-dir: {error.strerror}; the logs stop here", file=sys.stderr, flush=True)
+            self.close()
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        files, self._files = self._files, []
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 class PlainScreen:

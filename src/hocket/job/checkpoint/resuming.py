@@ -68,7 +68,8 @@ def save(
         others: Whatever else has ``state_dict`` and ``load_state_dict``: a GradScaler, averaged weights …
 
     Returns:
-        A handle: ``wait()`` blocks until it is on the disk and raises if that failed.
+        A handle: ``wait()`` on rank 0 blocks until it is on the disk and raises if that failed; on other ranks, until
+        their part of it is.
     """
     if keep < 1:
         raise UsageError(f"save(keep={keep}): at least one checkpoint must be kept")
