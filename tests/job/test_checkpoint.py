@@ -509,3 +509,26 @@ def end_of_epoch(folder: str, resumed: bool) -> Any:
 
 def test_saving_between_epochs_of_processes_that_persist(pool: Pool, tmp_path: Path) -> None:
     assert pool.run(2, end_of_epoch, str(tmp_path), False) == pool.run(2, end_of_epoch, str(tmp_path), True)
+
+
+def save_again(folder: str) -> list[list[int]]:
+    """What is loaded and saved at once, without a step in between, is the same."""
+    torch.manual_seed(5)
+    loader = hocket.distribute(loader=DataLoader(Noisy(), 3, shuffle=True))
+    rest = []
+    for number, (index, _) in enumerate(loader):
+        if number == 2:
+            hocket.save(folder, loader=loader).wait()
+        elif number > 2:
+            rest.append(index.tolist())
+    hocket.barrier()
+    for source, target in (("", "-2"), ("-2", "-3")):
+        loader = hocket.distribute(loader=DataLoader(Noisy(), 3, shuffle=True))
+        hocket.load(folder + source, loader=loader)
+        hocket.save(folder + target, loader=loader).wait()
+    assert [index.tolist() for index, _ in loader] == rest
+    return rest
+
+
+def test_a_checkpoint_can_be_saved_again(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, save_again, str(tmp_path / "saved"))

@@ -138,6 +138,8 @@ class Loader:
         """Where this loader is, as plain data with tensors; from it another one can go on."""
         if self._pass is None:
             self._take_back_a_glance()
+            if self._resumed is not None:
+                return self._resumed  # not gone on yet
         now = self._pass
         start = now.plan.start if now is not None else self._sampler.begin() if self._sampler is not None else None
         return {
