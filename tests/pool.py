@@ -4,6 +4,7 @@ A test runs a function of its module on the first P of them, each time as a new 
 """
 
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import secrets
@@ -123,6 +124,7 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
     sys.path[:0] = paths
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     torch.set_num_threads(1)
+    served = 0
     while True:
         try:
             module, name, args, fields = pipe.recv()
@@ -140,3 +142,6 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
             runtime._current.communicator.leave(answer[0] == "error")
         runtime._current = None
         pipe.send(answer)
+        served += 1
+        if served % 8 == 0:
+            gc.collect()  # models and their hooks hold each other, and with them shared memory and its descriptors

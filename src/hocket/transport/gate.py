@@ -117,6 +117,10 @@ class Gate:
     def leave(self, failed: bool) -> None:
         """Tell those who may wait for this rank that its script has ended."""
         self._words[self.rank * 16 + _STATE] = _FAILED if failed else _FINISHED
+        while self._pidfds:
+            _, pidfd = self._pidfds.popitem()
+            if pidfd >= 0:
+                os.close(pidfd)
 
     def _sleep(self, peer: int, here: tuple[int, int], since: float, what: Description) -> None:
         """Until ``peer`` is here; ``since`` is when this rank began to wait for anyone."""
