@@ -50,6 +50,7 @@ class Runtime:
         self.counters: list[StepCounter] = []
         self.warmups: list[Warmup] = []
         self.saver: object = None  # of checkpoints, when there has been one
+        self.asks_for_checkpoints = False  # the training loop says when a step is complete
         self.loaders = self.batches = self.samples = 0
         self.metrics: dict[str, float] = {}
         self.weight = 1.0
@@ -150,7 +151,7 @@ class Runtime:
             undo()
 
     def _warn_without_checkpoint(self) -> None:
-        if self.saver is None and self.step >= self.config.checkpoint_every:
+        if not self.asks_for_checkpoints and self.step >= self.config.checkpoint_every:
             print(
                 f"hocket: --checkpoint {self.config.checkpoint} was given, and nothing was saved: call "
                 "hocket.resume(…, loader=loader) before the training loop, or its result's done() after each step",

@@ -28,11 +28,13 @@ class Strategy(ABC):
     steps: int
     """How many exchanges there have been."""
 
-    skipped: int = 0
-    """Steps that were left out because a gradient was not finite."""
-
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were left out because a gradient was not finite."""
+        return 0
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep beside model and optimizer, as plain data with tensors; the same on all ranks."""

@@ -22,6 +22,7 @@ from hocket.errors import StrategyError
 from hocket.strategies.base import Step, Strategy, wrap
 from hocket.strategies.collector import Collector, read_payloads
 from hocket.strategies.exchange import (
+    CountedByExchange,
     GradientExchange,
     Judgement,
     agree_on_missing,
@@ -116,33 +117,13 @@ class CentralTraining(Strategy):
         return f"the update of step {self.steps}{say_rates(self._optimizer)}"
 
 
-class CentralAveraged(CentralTraining):
+class CentralAveraged(CountedByExchange, CentralTraining):
     """``central``: after ``backward()`` every worker has the averaged gradient, as with ``mirrored``."""
 
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
         self._exchange = GradientExchange(self._communicator, self._members, self._layout, on_nan, self._optimizer)
         self.collector = self._exchange.collector
         return self._exchange.results
-
-    @property
-    def steps(self) -> int:
-        return self._exchange.steps
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._exchange.steps = steps
-
-    @property
-    def skipped(self) -> int:  # type: ignore[override]
-        return self._exchange.judgement.skipped
-
-    @property
-    def exchanging(self) -> float:
-        return self._exchange.seconds
-
-    @exchanging.setter
-    def exchanging(self, seconds: float) -> None:
-        self._exchange.seconds = seconds
 
     def _judge(self) -> bool:
         return self._exchange.before_step(self._optimizer)
@@ -173,7 +154,7 @@ class CentralFused(CentralTraining):
         return self._averages
 
     @property
-    def skipped(self) -> int:  # type: ignore[override]
+    def skipped(self) -> int:
         return self._judgement.skipped
 
     def _seal(self) -> None:

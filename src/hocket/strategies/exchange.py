@@ -112,6 +112,32 @@ class GradientExchange:
         self.members.set_gradients(self._result_views, missing)
 
 
+class CountedByExchange:
+    """A strategy whose counts are those of its exchange."""
+
+    _exchange: GradientExchange
+
+    @property
+    def steps(self) -> int:
+        return self._exchange.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._exchange.steps = steps
+
+    @property
+    def skipped(self) -> int:
+        return self._exchange.judgement.skipped
+
+    @property
+    def exchanging(self) -> float:
+        return self._exchange.seconds
+
+    @exchanging.setter
+    def exchanging(self, seconds: float) -> None:
+        self._exchange.seconds = seconds
+
+
 def agree_on_missing(communicator: Communicator, missing: bytes) -> bytes:
     """The parameters that have no gradient on any rank."""
     everyone = [int.from_bytes(part, "little") for part in communicator.gather_bytes(missing)]

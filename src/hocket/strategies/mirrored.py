@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.strategies.base import Step, Strategy, wrap
-from hocket.strategies.exchange import GradientExchange, average_loss
+from hocket.strategies.exchange import CountedByExchange, GradientExchange, average_loss
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
 
 
-class MirroredTraining(Strategy):
+class MirroredTraining(CountedByExchange, Strategy):
     """The user's optimizer runs as it is, on gradients that are the same everywhere."""
 
     def __init__(
@@ -29,22 +29,6 @@ class MirroredTraining(Strategy):
         ModelHooks(model, self.collector)
         if optimizer is not None:
             wrap(optimizer, self._step, self.collector)
-
-    @property
-    def steps(self) -> int:
-        return self._exchange.steps
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._exchange.steps = steps
-
-    @property
-    def skipped(self) -> int:  # type: ignore[override]
-        return self._exchange.judgement.skipped
-
-    @property
-    def exchanging(self) -> float:  # type: ignore[override]
-        return self._exchange.seconds
 
     def replica(self) -> dict[str, torch.Tensor] | None:
         return dict(zip(self._members.names, self._members.parameters, strict=True))

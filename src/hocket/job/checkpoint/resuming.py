@@ -150,6 +150,7 @@ class _Automatic:
 
     def between_steps(self) -> None:
         """Collective if a checkpoint is due."""
+        self._runtime.asks_for_checkpoints = True
         config, step = self._runtime.config, self._runtime.step
         if step // config.checkpoint_every > self._last // config.checkpoint_every:
             self._last = step

@@ -56,6 +56,7 @@ class Snapshot:
     number: int  # the same on all ranks that save the same
     described: list[str]  # names, types and shapes of what is common
 
+
 class Camera:
     """Takes snapshots of a job."""
 
@@ -151,9 +152,8 @@ class Saved:
         manifest, size = self.manifest, runtime.config.size
         for name in [*subjects.stateful, *subjects.loaders]:
             if name not in manifest["objects"] and name not in (*manifest["loaders"], *self._own[0]["loaders"]):
-                raise CheckpointError(
-                    f"the checkpoint has no {name!r}: it has {', '.join([*manifest['objects'], *manifest['loaders']])}"
-                )
+                known = ", ".join([*manifest["objects"], *manifest["loaders"]])
+                raise CheckpointError(f"the checkpoint has no {name!r}: it has {known}; leave it out of the call")
         for name, model in subjects.models.items():
             _check_fits(name, model.state_dict(), manifest["objects"][name], shape)
         own = self._own[runtime.config.rank] if manifest["size"] == size else None
