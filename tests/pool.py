@@ -8,9 +8,10 @@ import gc
 import importlib
 import multiprocessing
 import secrets
+import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -56,11 +57,21 @@ class Pool:
         return results
 
     def outcomes(
-        self, size: int, function: Callable[..., Any], *args: Any, dead: int | None = None, **settings: Any
+        self,
+        size: int,
+        function: Callable[..., Any],
+        *args: Any,
+        dead: int | None = None,
+        hosts: Sequence[int] | None = None,
+        **settings: Any,
     ) -> list[Any]:
-        """As ``run``, with a ``RemoteError`` in place of the result of a rank that raised."""
+        """As ``run``, with a ``RemoteError`` in place of the result of a rank that raised.
+
+        ``hosts`` has the number of workers on each of several hosts, which all are this machine.
+        """
         self._grow(size)
         name = f"hocket-{secrets.token_hex(8)}"
+        port = _free_port() if hosts is not None else None
         for rank, member in enumerate(self._members[:size]):
             fields = {
                 "rank": rank,
@@ -70,6 +81,17 @@ class Pool:
                 "rendezvous": name,
                 **settings,
             }
+            if hosts is not None:
+                places = [(group, i, count) for group, count in enumerate(hosts) for i in range(count)]
+                group, local_rank, local_size = places[rank]
+                fields |= {
+                    "local_rank": local_rank,
+                    "local_size": local_size,
+                    "group": group,
+                    "host_name": f"host{group}",
+                    "rendezvous": f"{name}-{group}",
+                    "port": port,
+                }
             member.pipe.send((function.__module__, function.__qualname__, args, fields))
         results: list[Any] = []
         for rank, member in enumerate(self._members[:size]):
@@ -111,6 +133,12 @@ class Pool:
         process.start()
         theirs.close()
         return Member(process, ours)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _serve(pipe: Connection, paths: list[str]) -> None:

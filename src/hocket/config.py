@@ -95,6 +95,10 @@ class Config:
     checkpoint_keep: int = 3
     check_replicas: int = 0
     job: str | None = None
+    group: int | None = None
+    host_name: str | None = None
+    host_address: str | None = None
+    secret_fd: int | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -122,6 +126,10 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         checkpoint_keep=_counted(env, "checkpoint-keep"),
         check_replicas=_counted(env, "check-replicas"),
         job=env.get("HOCKET_JOB"),
+        group=_integer(env, "GROUP_RANK", 0) if launched and "GROUP_RANK" in env else None,
+        host_name=env.get("HOCKET_HOST_NAME") if launched else None,
+        host_address=env.get("HOCKET_ADDRESS") if launched else None,
+        secret_fd=_integer(env, "HOCKET_SECRET_FD", -1) if launched and "HOCKET_SECRET_FD" in env else None,
     )
 
 

@@ -58,6 +58,21 @@ def average_into(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
             torch.lerp(out, part, 1 / count, out=out)
 
 
+def scaled_sum_into(out: torch.Tensor, parts: Sequence[torch.Tensor], scale: float) -> None:
+    """Write the sum of ``parts``, multiplied by ``scale``, to ``out``, which is none of them."""
+    for target, *pieces in _chunks(out, parts):
+        if out.dtype in _NARROW:
+            total = pieces[0].float()
+            for piece in pieces[1:]:
+                total += piece
+            target.copy_(total.mul_(scale))
+        else:
+            torch.add(pieces[0], pieces[1], out=target)
+            for piece in pieces[2:]:
+                target.add_(piece)
+            target.mul_(scale)
+
+
 def _chunk() -> int:
     return _CHUNK * torch.get_num_threads()
 

@@ -44,7 +44,7 @@ class AloneCommunicator(Communicator):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         return [data]
 
-    def averager(self, layout: Layout) -> Averager:
+    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
         return _AloneAverager(layout)
 
     def leave(self, failed: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from hocket.comm.layout import Layout
+from hocket.comm.layout import Layout, Limits
 
 Description = str | Callable[[], str]
 
@@ -15,8 +15,14 @@ Description = str | Callable[[], str]
 class Averager(ABC):
     """Averages the same set of tensors over all ranks, again and again.
 
-    A caller writes its values to ``slots``, calls ``average`` and reads ``results``.
+    A caller writes its values, multiplied by ``scale``, to ``slots``, calls ``average`` and reads ``results``.
     """
+
+    overlaps: bool = False
+    """Whether it makes use of ``ready`` and ``progress``."""
+
+    scale: float = 1.0
+    """By which the caller multiplies its values."""
 
     slots: list[torch.Tensor]
     """Where this rank puts its values next, one flat tensor per bucket; ``average`` may change it."""
@@ -26,6 +32,12 @@ class Averager(ABC):
 
     all_slots: list[list[torch.Tensor]]
     """Every list that ``slots`` can be, so that views can be made once."""
+
+    def ready(self, bucket: int) -> None:  # noqa: B027 - there may be nothing to do
+        """This rank's part of ``bucket`` is complete before ``average`` is called; it may be sent off."""
+
+    def progress(self) -> None:  # noqa: B027 - likewise
+        """Move on what is under way, without waiting."""
 
     @abstractmethod
     def average(self, number: int, payload: int, what: Description) -> list[int]:
@@ -43,6 +55,11 @@ class Communicator(ABC):
     size: int
     way: str
     """How bytes move, in words."""
+
+    @property
+    def on_host(self) -> Communicator:
+        """The workers of this host."""
+        return self
 
     @property
     @abstractmethod
@@ -69,10 +86,19 @@ class Communicator(ABC):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """The (small) data of all ranks; lengths may differ."""
 
+    def limits(self, total: int) -> Limits | None:
+        """How large buckets should be to average ``total`` bytes; None if all may be in one."""
+        return None
+
     @abstractmethod
-    def averager(self, layout: Layout) -> Averager:
-        """Prepare to average tensors laid out as ``layout``."""
+    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
+        """Prepare to average tensors laid out as ``layout``; if not ``private``, workers of a host share results."""
 
     @abstractmethod
     def leave(self, failed: bool) -> None:
         """End this rank's part in the group; not collective."""
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """Type and shape of a tensor, for messages."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -37,20 +37,49 @@ class Place:
         return self.start + self.count
 
 
-class Layout:
-    """Places for ``tensors``, in their order, grouped by dtype."""
+@dataclass(frozen=True)
+class Limits:
+    """How many bytes a bucket may have: the first one, and the others. A larger tensor has one for itself."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        ends: dict[torch.dtype, int] = {}
-        order: dict[torch.dtype, int] = {}
-        self.places: list[Place] = []
-        for tensor in tensors:
-            dtype = tensor.dtype
-            bucket = order.setdefault(dtype, len(order))
-            start = ends.get(dtype, 0)
-            self.places.append(Place(bucket, start, tensor.numel(), tensor.shape, _dense_stride(tensor)))
-            ends[dtype] = align(start + tensor.numel(), dtype)
-        self.buckets = [Bucket(dtype, ends[dtype]) for dtype in order]
+    first: int
+    most: int
+
+
+class Layout:
+    """Places for ``tensors``, grouped by dtype.
+
+    Attributes:
+        places: One for each tensor.
+        buckets: In the order in which they fill up.
+
+    Args:
+        tensors: What is to be placed.
+        order: The order in which they lie in the buckets; as they come if it is left out.
+        limits: On the size of buckets; without them there is one for each dtype.
+    """
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], *, order: Sequence[int] | None = None, limits: Limits | None = None
+    ) -> None:
+        ends: list[int] = []
+        dtypes: list[torch.dtype] = []
+        current: dict[torch.dtype, int] = {}
+        places: dict[int, Place] = {}
+        for i in range(len(tensors)) if order is None else order:
+            tensor, dtype = tensors[i], tensors[i].dtype
+            bucket = current.get(dtype)
+            if bucket is not None and limits is not None and ends[bucket]:
+                most = limits.most if bucket else limits.first
+                if (ends[bucket] + tensor.numel()) * dtype.itemsize > most:
+                    bucket = None
+            if bucket is None:
+                bucket = current[dtype] = len(ends)
+                ends.append(0)
+                dtypes.append(dtype)
+            places[i] = Place(bucket, ends[bucket], tensor.numel(), tensor.shape, _dense_stride(tensor))
+            ends[bucket] = align(places[i].end, dtype)
+        self.places = [places[i] for i in range(len(tensors))]
+        self.buckets = [Bucket(dtype, end) for dtype, end in zip(dtypes, ends, strict=True)]
 
     def views(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Every tensor as a view of the flat buffers, one per bucket."""
@@ -69,6 +98,11 @@ class Layout:
             else:
                 found.append((place.bucket, place.start, end))
         return found
+
+    def members(self, bucket: int) -> list[int]:
+        """The tensors that lie in ``bucket``, in their order there."""
+        inside = [i for i, place in enumerate(self.places) if place.bucket == bucket]
+        return sorted(inside, key=lambda i: self.places[i].start)
 
     def allocate(self) -> list[torch.Tensor]:
         """Private flat buffers, one per bucket, all zero."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from hocket.comm.algorithms import average_into, reduce_into
-from hocket.comm.communicator import Averager, Communicator, Description
+from hocket.comm.communicator import Averager, Communicator, Description, describe
 from hocket.comm.layout import Bucket, Layout, Place, cut
 from hocket.transport.area import Area, aligned
 from hocket.transport.gate import signature
@@ -103,7 +103,7 @@ class SharedCommunicator(Communicator):
         return self.transport.gate.waited
 
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
-        what = f"allreduce of {_describe(tensor)}, {operation}"
+        what = f"allreduce of {describe(tensor)}, {operation}"
         direct = self.size == 2 or tensor.nbytes <= DIRECT_BYTES
         for part in self._parts(tensor):
             buffer = self._reserve()
@@ -122,7 +122,7 @@ class SharedCommunicator(Communicator):
             part.copy_(result)
 
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
-        what = f"allgather of {_describe(tensor)}"
+        what = f"allgather of {describe(tensor)}"
         gathered = tensor.new_empty(self.size, tensor.numel())
         done = 0
         for part in self._parts(tensor):
@@ -135,7 +135,7 @@ class SharedCommunicator(Communicator):
         return gathered.view(self.size, *tensor.shape)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        what = f"broadcast of {_describe(tensor)} from rank {root}"
+        what = f"broadcast of {describe(tensor)} from rank {root}"
         for part in self._parts(tensor):
             buffer = self._reserve()
             if self.rank == root:
@@ -154,7 +154,7 @@ class SharedCommunicator(Communicator):
         rows = self.allgather(padded)
         return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
 
-    def averager(self, layout: Layout) -> Averager:
+    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
         total = sum(b.nbytes for b in layout.buckets)
         direct = self.size == 2 or total <= DIRECT_BYTES
         return (DirectAverager if direct else TwoPhaseAverager)(self.transport, layout)
@@ -203,7 +203,3 @@ def _bucket_tensors(area: Area, offset: int, buckets: list[Bucket]) -> list[torc
 def _as(raw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The first bytes of ``raw`` as a flat tensor with the elements of ``like``."""
     return raw[: like.nbytes].view(like.dtype)
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from hocket import config as configuration
 from hocket.comm.communicator import Communicator
-from hocket.comm.shared import SharedCommunicator
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
 from hocket.job import randomness
@@ -24,7 +23,7 @@ from hocket.job.replicas import ReplicaCheck
 from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
-from hocket.strategies.central import CentralAveraged, CentralFused
+from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
 from hocket.strategies.choices import Central, Choice
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -117,7 +116,8 @@ def _train_together(
         ]
         return
     for optimizer, elsewhere in groups:
-        members = Members(model, optimizer, elsewhere)
+        spread = runtime.communicator.on_host is not runtime.communicator
+        members = Members(model, optimizer, elsewhere, by_readiness=spread)
         _check_same(runtime.communicator, members)
         if optimizer is not None:
             _check_same_optimizer(runtime.communicator, optimizer)
@@ -174,9 +174,10 @@ def _build(
         return MirroredTraining(communicator, model, optimizer, members, on_nan)
     if optimizer is None:
         raise StrategyError("strategy 'central' needs the optimizer: hocket.distribute(model, optimizer, …)")
-    if not isinstance(communicator, SharedCommunicator):
-        raise StrategyError("strategy 'central' needs shared memory, and this job uses Gloo: use --strategy mirrored")
-    kind = CentralFused if choice.fused else CentralAveraged
+    if not choice.fused:
+        kind: type[CentralTraining] = CentralAveraged
+    else:
+        kind = CentralFused if communicator.on_host is communicator else CentralSealed
     return kind(communicator, model, optimizer, members, on_nan)
 
 

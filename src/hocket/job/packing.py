@@ -87,9 +87,7 @@ def _pack_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.
         return {"$counter": [[pack(key, name, tensors), number] for key, number in value.items()]}
     if type(value) not in (dict, OrderedDict, defaultdict):
         raise UsageError(f"{name} is a {type(value).__qualname__}, which cannot be stored: make it a plain dictionary")
-    plain = all(isinstance(key, str) for key in value) and not (
-        len(value) == 1 and next(iter(value)).startswith("$")
-    )
+    plain = all(isinstance(key, str) for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$"))
     if plain:
         return {key: pack(item, f"{name}.{key}", tensors) for key, item in value.items()}
     pairs = [[pack(key, name, tensors), pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]

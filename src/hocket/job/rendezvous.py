@@ -6,13 +6,15 @@ import sys
 
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
-from hocket.comm.gloo import GlooCommunicator
+from hocket.comm.hosts import HostsCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
 from hocket.errors import UsageError
+from hocket.job import introductions
 from hocket.transport import futex, handoff
-from hocket.transport.process_group import ProcessGroup, Store, open_store
+from hocket.transport.process_group import ProcessGroup, Store, open_store, prefixed
 from hocket.transport.shared_memory import SharedMemory
+from hocket.transport.watch import Watch
 
 
 def join(config: Config) -> Communicator:
@@ -20,39 +22,66 @@ def join(config: Config) -> Communicator:
     _check(config)
     if config.size == 1:
         return AloneCommunicator()
-    if config.transport == "gloo" or not futex.supported():
-        if config.transport == "shared-memory":
-            raise UsageError(
-                "--transport shared-memory needs x86-64 Linux: use --transport auto, which takes Gloo here"
-            )
-        if config.transport == "auto" and config.rank == 0:
-            print("hocket: shared memory needs x86-64 Linux; using Gloo, which is slower", file=sys.stderr)
-        return GlooCommunicator(ProcessGroup(_open_store(config), config.rank, config.size, config.timeout))
+    shares = config.transport != "gloo" and futex.supported()
+    if config.transport == "shared-memory" and not shares:
+        raise UsageError("--transport shared-memory needs x86-64 Linux: use --transport auto, which takes Gloo here")
+    if config.transport == "auto" and not shares and config.rank == 0:
+        print("hocket: shared memory needs x86-64 Linux; using Gloo, which is slower", file=sys.stderr)
+    if shares and config.local_size == config.size:
+        return _join_host(config)
+    return _join_hosts(config, shares)
+
+
+def _join_host(config: Config) -> Communicator:
+    """All workers are on this host."""
     store = None if config.rendezvous else _open_store(config)  # rank 0's serves the others until all have joined
-    name = config.rendezvous or _announce(store, config)
+    name = config.rendezvous
+    if store is not None:  # under torchrun rank 0 tells the others its socket through the job's store
+        key = f"hocket/socket/{config.restart}"
+        if config.rank == 0:
+            store.set(key, handoff.new_name())
+        name = bytes(store.get(key)).decode()
+    assert name is not None
     return SharedCommunicator(SharedMemory.join(name, config.rank, config.size, config.timeout))
 
 
+def _join_hosts(config: Config, shares: bool) -> Communicator:
+    """Workers are on several hosts, or cannot share memory and count as hosts of their own."""
+    store = prefixed(_open_store(config), f"hocket/{config.restart}")
+    met = introductions.meet(config, store, shares=shares)
+    topology = met.topology
+    local: Communicator = AloneCommunicator()
+    if shares:
+        name = config.rendezvous or met.socket
+        shared = SharedMemory.join(name, topology.local_rank, len(topology.local), config.timeout)
+        local = SharedCommunicator(shared)
+    watch = Watch.open(
+        config.rank,
+        [topology.name_of(rank) for rank in range(config.size)],
+        config.timeout,
+        met.secret,
+        met.address,
+        lambda address, port: store.set("watch", f"{port} {address}"),
+        lambda: introductions.read_address(store, "watch"),
+    )
+    if shares:
+        shared.gate.numbers = list(topology.local)
+        shared.gate.alarm = watch.check
+
+    def group(name: str, members: list[int]) -> ProcessGroup:
+        return ProcessGroup(
+            prefixed(store, name), members.index(config.rank), len(members), met.address, config.timeout, watch
+        )
+
+    return HostsCommunicator(topology, local, watch, group)
+
+
 def _check(config: Config) -> None:
-    if not 0 <= config.rank < config.size or not 0 <= config.local_rank < config.local_size:
+    if not 0 <= config.rank < config.size or not 0 <= config.local_rank < config.local_size <= config.size:
         raise UsageError(
             f"RANK={config.rank}, WORLD_SIZE={config.size}, LOCAL_RANK={config.local_rank} and "
             f"LOCAL_WORLD_SIZE={config.local_size} do not fit together: start the script with hocket run or torchrun"
         )
-    if config.local_size != config.size:
-        raise UsageError(
-            f"{config.size} workers, of which {config.local_size} on this host: Hocket trains on one host for now; "
-            "start all workers there"
-        )
-
-
-def _announce(store: Store | None, config: Config) -> str:
-    """Under torchrun: rank 0 tells the others its socket through the job's store."""
-    assert store is not None
-    key = f"hocket/socket/{config.restart}"
-    if config.rank == 0:
-        store.set(key, handoff.new_name())
-    return bytes(store.get(key)).decode()
 
 
 def _open_store(config: Config) -> Store:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.comm.algorithms import average_into
+from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import StrategyError
@@ -47,22 +48,27 @@ class CentralTraining(Strategy):
     collector: Collector
 
     def __init__(
-        self, communicator: SharedCommunicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
+        self, communicator: Communicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
     ) -> None:
+        host = communicator.on_host
+        if not isinstance(host, SharedCommunicator):
+            raise StrategyError(
+                "strategy 'central' needs shared memory, and this job uses Gloo: use --strategy mirrored"
+            )
         by_elements = divides_by_elements(optimizer)
         if members.foreign:
             raise StrategyError(
                 "strategy 'central' cannot share parameters that two optimizers train: give each parameter to one "
                 "optimizer, or use --strategy mirrored"
             )
-        self._communicator, self._optimizer, self._members = communicator, optimizer, members
-        self._layout = Layout(members.parameters)
-        self._shared = SharedParameters(communicator, members, self._layout)
+        self._communicator, self._host, self._optimizer, self._members = communicator, host, optimizer, members
+        self._layout = Layout(members.parameters, limits=communicator.limits(sum(p.nbytes for p in members.parameters)))
+        self._shared = SharedParameters(host, members, self._layout)
         gradients = self._prepare_gradients(on_nan)
         self._update: Update = (
-            SlicedUpdate(communicator, optimizer, members, self._layout, self._shared.flats, gradients)
+            SlicedUpdate(host, optimizer, members, self._layout, self._shared.flats, gradients)
             if by_elements
-            else WholeUpdate(communicator, optimizer, members, self._layout, gradients)
+            else WholeUpdate(host, optimizer, members, self._layout, gradients)
         )
         hooks = ModelHooks(model, self.collector)
         hooks.watch_loading(model, self._before_load, self._shared.accept_writes)
@@ -102,7 +108,7 @@ class CentralTraining(Strategy):
             self.exchanging += time.perf_counter() - begin
             self._update.step(original, **options)
             begin = time.perf_counter()
-            news = self._communicator.transport.meet(_PUBLISH, self._update.news(), self._describe)
+            news = self._host.transport.meet(_PUBLISH, self._update.news(), self._describe)
             if any(news):
                 self._update.share()
             self.exchanging += time.perf_counter() - begin
@@ -111,7 +117,7 @@ class CentralTraining(Strategy):
 
     def _before_load(self) -> None:
         # Another rank may still compute with the old values.
-        self._communicator.barrier("load_state_dict() of a central model, which every rank must call")
+        self._host.barrier("load_state_dict() of a central model, which every rank must call")
 
     def _describe(self) -> str:
         return f"the update of step {self.steps}{say_rates(self._optimizer)}"
@@ -131,7 +137,24 @@ class CentralAveraged(CountedByExchange, CentralTraining):
     def _agree(self) -> bytes:
         present = self._exchange.sync_results()
         # Others may still read parameters or gradients until they come here.
-        self._communicator.transport.meet(zlib.crc32(present), 0, self._describe)
+        self._host.transport.meet(zlib.crc32(present), 0, self._describe)
+        return present
+
+
+class CentralSealed(CentralAveraged):
+    """``central(fused=True)`` over several hosts: the workers of a host share one average, which none can read."""
+
+    def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
+        exchange = GradientExchange(
+            self._communicator, self._members, self._layout, on_nan, self._optimizer, private=False
+        )
+        exchange.show([LocalGradient.seal(view) for view in exchange.collector.views])
+        self._exchange, self.collector = exchange, exchange.collector
+        return exchange.results
+
+    def _agree(self) -> bytes:
+        present = self._exchange.present()
+        self._host.transport.meet(zlib.crc32(present), 0, self._describe)
         return present
 
 
@@ -141,9 +164,9 @@ class CentralFused(CentralTraining):
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
         members, layout = self._members, self._layout
         self.steps = 0
-        self._slots = self._communicator.buffer(layout.buckets, "gradients", result=False)
+        self._slots = self._host.buffer(layout.buckets, "gradients", result=False)
         self.collector = Collector(
-            members.names, members.parameters, layout, [self._slots.mine], self._seal, check_finite=on_nan != "ignore"
+            members.names, members.parameters, layout, self._slots.mine, self._seal, check_finite=on_nan != "ignore"
         )
         self._judgement = Judgement(members.names, on_nan)
         self._local = [LocalGradient.seal(view) for view in layout.views(self._slots.mine)]
@@ -170,7 +193,7 @@ class CentralFused(CentralTraining):
         self.steps += 1
         payload = self.collector.repeat_payload(self._payload)
         nonfinite, same = read_payloads(
-            self._communicator.transport.meet(self._number + number_rates(self._optimizer), payload, self._describe)
+            self._host.transport.meet(self._number + number_rates(self._optimizer), payload, self._describe)
         )
         self._judgement.record(nonfinite)
         self._same_missing = same

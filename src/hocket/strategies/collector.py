@@ -1,14 +1,9 @@
-"""Catches gradients as autograd makes them, and says when a backward pass is over.
-
-Large gradients are copied to this rank's slot the moment they exist, while they are in the cache, and
-``p.grad`` is set to None so that the next layer can use the same memory. Small ones follow at the end in one call.
-"""
+"""Catches gradients as autograd makes them, and says when a backward pass is over."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import math
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,10 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from hocket.comm.communicator import Averager
 from hocket.comm.layout import Layout
 from hocket.errors import StrategyError
+from hocket.strategies.readiness import Readiness
+from hocket.strategies.slots import LARGE, Slots
 
-LARGE = 1 << 14  # elements from which a gradient is copied at once
 _NONFINITE = 1 << 62  # flag of a payload; below it the parameter's number, and below that what is missing
 _NUMBER = 32
 
@@ -28,7 +25,7 @@ class Collector:
     """Brings the gradients of ``parameters`` to slots.
 
     ``on_end`` is called at the end of each outermost backward pass that is to be exchanged; gradients are then
-    in ``views``, zero where there was none.
+    in ``views``, zero where there was none. An averager that overlaps hears of complete buckets before that.
     """
 
     def __init__(
@@ -36,38 +33,61 @@ class Collector:
         names: Sequence[str],
         parameters: Sequence[nn.Parameter],
         layout: Layout,
-        slot_sets: Sequence[Sequence[torch.Tensor]],
+        slots: Averager | Sequence[torch.Tensor],
         on_end: Callable[[], None],
         *,
         check_finite: bool,
     ) -> None:
         self.number = next(_numbers)
         self.names, self.parameters = list(names), list(parameters)
-        self._view_sets = [layout.views(slots) for slots in slot_sets]
-        self._slot_sets = slot_sets
         self.held = 0  # depth of accumulate() contexts
         self.passes = 0  # backward passes since the last exchange that were held back
         self.mean = False  # whether those are averaged
-        self.missing = bytes(len(self.parameters))  # one byte per parameter without a gradient here, of the last pass
         self._on_end = on_end
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
         self.weight = 1.0  # of what the next backward passes contribute
         self._task: int | None = None  # autograd's number of the backward pass whose end will call ``end``
-        self._total = 0.0
-        self._copied = bytearray(len(self.parameters))
-        small_runs = layout.runs(i for i, p in enumerate(self.parameters) if p.numel() < LARGE)
-        self._small_flats = [[slots[b][start:end] for b, start, end in small_runs] for slots in slot_sets]
         self._hooked = bytearray(len(self.parameters))
-        self.use(slot_sets[0])
         self._weights: list[torch.utils.hooks.RemovableHandle] = []
         self._backward_code = torch.autograd.backward.__code__
+        self.adopt(layout, slots)
         self.hook_new()
 
+    def adopt(self, layout: Layout, slots: Averager | Sequence[torch.Tensor], *, early: bool | None = None) -> None:
+        """Collect into these slots from now on.
+
+        Args:
+            layout: How they are laid out.
+            slots: An averager's, or others.
+            early: Whether buckets may be sent off before a pass is over; None if the first pass is to show that.
+        """
+        self._averager = slots if isinstance(slots, Averager) else None
+        sets = slots.all_slots if isinstance(slots, Averager) else [slots]
+        scale = slots.scale if isinstance(slots, Averager) else 1.0
+        self._slots = Slots(self.names, self.parameters, layout, sets, scale=scale, check_finite=self._check_finite)
+        self._slots.set_trained(bytes(self._hooked))
+        self.readiness: Readiness | None = None
+        if self._averager is not None and self._averager.overlaps:
+            self.readiness = Readiness(self._slots.bucket_of, self._slots.trained, early=early)
+
+    @property
+    def views(self) -> list[torch.Tensor]:
+        """Where gradients are collected, by parameter."""
+        return self._slots.views
+
+    @property
+    def missing(self) -> bytes:
+        """One byte per parameter without a gradient here, of the last pass."""
+        return self._slots.missing
+
+    @missing.setter
+    def missing(self, missing: bytes) -> None:
+        self._slots.missing = missing
+
     def use(self, slots: Sequence[torch.Tensor]) -> None:
-        """Collect into ``slots``, one of the sets, from now on."""
-        current = next(i for i, known in enumerate(self._slot_sets) if known is slots)
-        self.views, self._flats = self._view_sets[current], self._small_flats[current]
+        """Collect into ``slots``, one of the averager's sets, from now on."""
+        self._slots.use(slots)
 
     def begin(self) -> None:
         """Before a forward pass, or a context that accumulates: notice what was unfrozen, or thrown away."""
@@ -85,12 +105,10 @@ class Collector:
         for i, parameter in enumerate(self.parameters):
             if parameter.requires_grad and not self._hooked[i]:
                 self._hooked[i] = 1
-                make = self._large_hook if parameter.numel() >= LARGE else self._small_hook
-                parameter.register_post_accumulate_grad_hook(make(i))
-        trained = [i for i, hooked in enumerate(self._hooked) if hooked]
-        self._small = [i for i in trained if self.parameters[i].numel() < LARGE]
-        self._large = [i for i in trained if self.parameters[i].numel() >= LARGE]
-        self.frozen = bytes(not hooked for hooked in self._hooked)
+                parameter.register_post_accumulate_grad_hook(self._make_hook(i, parameter.numel() >= LARGE))
+        self._slots.set_trained(bytes(self._hooked))
+        if self.readiness is not None:
+            self.readiness.set_trained(self._slots.trained)
         self._frozen_parameters = [p for p, hooked in zip(self.parameters, self._hooked, strict=True) if not hooked]
 
     def weigh(self, weight: float) -> None:
@@ -107,47 +125,33 @@ class Collector:
     def payload(self) -> int:
         """What the other ranks must know of this pass: gradients that are missing or not finite here."""
         missing = zlib.crc32(self.missing) if 1 in self.missing else 0
-        if math.isfinite(self._total):
-            return missing
-        number = self._find_nonfinite()
+        number = self._slots.nonfinite
         return missing if number is None else _NONFINITE | number << _NUMBER | missing
 
     def repeat_payload(self, payload: int) -> int:
         """An earlier payload, with what is missing now."""
         return payload >> _NUMBER << _NUMBER | (zlib.crc32(self.missing) if 1 in self.missing else 0)
 
-    def _small_hook(self, index: int) -> Callable[[torch.Tensor], None]:
+    def _make_hook(self, index: int, large: bool) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
             if self._task != _current_task():
                 self.arm()
-
-        return hook
-
-    def _large_hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
-            if self._task != _current_task():
-                self.arm()
             if not self.held:
-                self._copy(index, parameter)
+                if large:
+                    self._slots.copy(index, self._scale())
+                if self.readiness is not None:
+                    self._arrive(self.readiness, index)
 
         return hook
 
-    def _copy(self, index: int, parameter: torch.Tensor) -> None:
-        gradient, view, scale = parameter.grad, self.views[index], self._scale()
-        assert gradient is not None
-        with torch._C.DisableTorchFunctionSubclass():  # it may be a LocalGradient
-            if gradient.layout != torch.strided:
-                self._refuse_sparse(index)
-            if self._copied[index]:  # a tied parameter in several reentrant checkpoints arrives in parts
-                view.add_(gradient, alpha=scale)
-            elif scale == 1:
-                view.copy_(gradient)
-            else:
-                torch.mul(gradient, scale, out=view)
-        parameter.grad = None
-        self._copied[index] = 1
-        if self._check_finite:
-            self._total += _total(view)
+    def _arrive(self, readiness: Readiness, index: int) -> None:
+        assert self._averager is not None
+        bucket = readiness.arrive(index, nested=self._task != _current_task())
+        if bucket is not None:
+            self._slots.finish(bucket, self._scale())
+            self._averager.ready(bucket)
+        elif readiness.has_sent:
+            self._averager.progress()
 
     def _scale(self) -> float:
         return 1 / (self.passes + 1) if self.mean else 1.0
@@ -165,7 +169,14 @@ class Collector:
             self.unfinished |= self._task is None  # until the outer pass is found, too
             return
         if self._task is not None:  # the last backward pass raised in the middle: begin anew
-            self._total, self._copied = 0.0, bytearray(len(self.parameters))
+            if self.readiness is not None:
+                if self.readiness.has_sent:
+                    raise StrategyError(
+                        "the last backward pass raised when a part of its gradients had been sent to other hosts: do "
+                        "not go on after an exception in backward(); end the script, and resume from a checkpoint"
+                    )
+                self.readiness.begin()
+            self._slots.reset()
             _armed.pop(self._task, None)
         self._task = task
         if task not in _armed:
@@ -187,56 +198,12 @@ class Collector:
         if self.held:
             self.passes += 1
             return
-        self._collect_rest()
-        self.passes, self.mean = 0, False
-        self._on_end()
-        self._total = 0.0
-        self._copied = bytearray(len(self.parameters))
-
-    def _collect_rest(self) -> None:
         if any(p.requires_grad for p in self._frozen_parameters):
             self.hook_new()
-        late = self._small
-        if self._copied.count(1) < len(self._large):
-            late = late + [i for i in self._large if not self._copied[i]]
-        gradients = [self.parameters[i].grad for i in late]
-        missing = bytearray(self.frozen)
-        absent = [i for i, gradient in zip(late, gradients, strict=True) if gradient is None]
-        if absent:
-            for i in absent:
-                missing[i] = 1
-                self.views[i].zero_()
-            late = [i for i in late if not missing[i]]
-            gradients = [gradient for gradient in gradients if gradient is not None]
-        self.missing = bytes(missing)
-        views = [self.views[i] for i in late]
-        with torch._C.DisableTorchFunctionSubclass():  # they may be LocalGradients
-            try:
-                if views:
-                    torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
-            except RuntimeError:
-                for i, gradient in zip(late, gradients, strict=True):
-                    if gradient.layout != torch.strided:  # type: ignore[union-attr]
-                        self._refuse_sparse(i)
-                raise
-        scale = self._scale()
-        if scale != 1 and views:
-            torch._foreach_mul_(views, scale)
-        if self._check_finite:
-            late_large = [view for view in views if view.numel() >= LARGE]
-            self._total += sum(map(_total, self._flats)) + sum(map(_total, late_large))
-
-    def _find_nonfinite(self) -> int | None:
-        for i, view in enumerate(self.views):
-            if not bool(torch.isfinite(view).all()):
-                return i
-        return None
-
-    def _refuse_sparse(self, index: int) -> None:
-        raise StrategyError(
-            f"the gradient of {self.names[index]!r} is sparse, which this strategy cannot exchange: "
-            "make the embedding with sparse=False"
-        )
+        self._slots.finish_all(self._scale())
+        self.passes, self.mean = 0, False
+        self._on_end()
+        self._slots.reset()
 
 
 def read_payloads(payloads: Sequence[int]) -> tuple[dict[int, int], bool]:
@@ -256,13 +223,6 @@ def _end_all(task: int) -> None:
 
 
 _current_task = torch._C._current_graph_task_id
-
-
-def _total(tensor: torch.Tensor) -> float:
-    """A number that is not finite if any element is not; by far the cheapest look at all of them."""
-    if tensor.dtype == torch.float16:
-        return float(tensor.sum(dtype=torch.float32))
-    return float(tensor.sum())
 
 
 def _scaler(weight: float) -> Callable[[torch.Tensor], torch.Tensor]:

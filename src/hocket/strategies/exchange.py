@@ -5,6 +5,7 @@ The averages are private to the worker, in one flat buffer of which every ``p.gr
 
 from __future__ import annotations
 
+import json
 import operator
 import time
 import zlib
@@ -16,9 +17,10 @@ from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
-from hocket.errors import NonFiniteError, UsageError
+from hocket.errors import NonFiniteError, StrategyError, UsageError
 from hocket.strategies.collector import Collector, read_payloads
 from hocket.strategies.members import Members
+from hocket.strategies.readiness import Readiness
 
 
 class Judgement:
@@ -51,31 +53,60 @@ class Judgement:
 
 
 class GradientExchange:
-    """Averages the gradients of ``members`` over all ranks at the end of each backward pass."""
+    """Averages the gradients of ``members`` over all ranks at the end of each backward pass.
+
+    Args:
+        communicator: Of all ranks.
+        members: Whose gradients.
+        layout: How they lie in the buffers.
+        on_nan: What is done about gradients that are not finite.
+        optimizer: Whose learning rates must be equal on all ranks.
+        private: Whether each worker has the averages for itself, or the workers of a host share them.
+        follows: Whether the layout may change after the first exchange, to the order that it showed.
+    """
 
     def __init__(
-        self, communicator: Communicator, members: Members, layout: Layout, on_nan: str, optimizer: Optimizer | None
+        self,
+        communicator: Communicator,
+        members: Members,
+        layout: Layout,
+        on_nan: str,
+        optimizer: Optimizer | None,
+        *,
+        private: bool = True,
+        follows: bool = False,
     ) -> None:
         self.members, self.layout = members, layout
+        self._follows = follows
         self.steps, self.seconds = 0, 0.0
         self.judgement = Judgement(members.names, on_nan)
         self._communicator = communicator
-        self._averager = communicator.averager(layout)
+        self._averager = communicator.averager(layout, private=private)
         self.results = self._averager.results
-        self._result_views = layout.views(self.results)
+        self._shown = self._result_views = layout.views(self.results)
         self.collector = Collector(
-            members.names,
-            members.parameters,
-            layout,
-            self._averager.all_slots,
-            self._exchange,
-            check_finite=on_nan != "ignore",
+            members.names, members.parameters, layout, self._averager, self._exchange, check_finite=on_nan != "ignore"
         )
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._optimizer = optimizer
 
     def describe(self) -> str:
         return f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
+
+    def show(self, gradients: list[torch.Tensor]) -> None:
+        """Let ``p.grad`` be one of ``gradients`` after an exchange, and not the average itself."""
+        self._shown = gradients
+
+    def present(self) -> bytes:
+        """One byte per parameter: whether it has a gradient; which must be the one that is shown."""
+        gradients = [parameter.grad for parameter in self.members.parameters]
+        for name, gradient, shown in zip(self.members.names, gradients, self._shown, strict=True):
+            if gradient is not None and gradient is not shown:
+                raise StrategyError(
+                    f"the gradient of {name!r} was replaced, which strategy 'central(fused=True)' cannot honour: use "
+                    "--strategy central or mirrored"
+                )
+        return bytes(gradient is not None for gradient in gradients)
 
     def sync_results(self) -> bytes:
         """Before an update from ``results``: bring in what the user put in place of a gradient.
@@ -109,7 +140,25 @@ class GradientExchange:
         nonfinite, same = read_payloads(payloads)
         self.judgement.record(nonfinite)
         missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
-        self.members.set_gradients(self._result_views, missing)
+        self.members.set_gradients(self._shown, missing)
+        readiness = self.collector.readiness
+        if readiness is not None and readiness.end() and self._follows:
+            self._follow(readiness)
+
+    def _follow(self, readiness: Readiness) -> None:
+        """Lay out the buckets in the order in which gradients became ready on rank 0; collective."""
+        parameters = self.members.parameters
+        seen = list(dict.fromkeys(readiness.order))
+        seen += sorted(set(range(len(parameters))) - set(seen))
+        order = json.loads(self._communicator.gather_bytes(json.dumps(seen).encode())[0])
+        layout = Layout(parameters, order=order, limits=self._communicator.limits(sum(p.nbytes for p in parameters)))
+        if layout.places == self.layout.places:
+            return
+        self.layout = layout
+        self._averager = self._communicator.averager(layout)
+        self.results = self._averager.results
+        self._shown = self._result_views = layout.views(self.results)
+        self.collector.adopt(layout, self._averager, early=readiness.is_early)
 
 
 class CountedByExchange:

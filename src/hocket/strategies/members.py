@@ -11,13 +11,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.errors import SharedCopyError, UsageError
-from hocket.strategies.collector import LARGE
+from hocket.strategies.slots import LARGE
 
 _SUPPORTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Members:
-    """Each parameter once (tied ones too), by optimizer group and type, small ones before large ones.
+    """Each parameter once (tied ones too), by optimizer group and type.
+
+    Inside of these, small ones come before large ones, or those first that get their gradients first, most likely.
 
     Attributes:
         names: The model's names for them; ``optimizer[i]`` for the ``i``-th one that only the optimizer knows.
@@ -28,9 +30,17 @@ class Members:
         model: Of which they are parameters.
         optimizer: That trains them.
         elsewhere: The ids of parameters that another strategy takes care of, or will.
+        by_readiness: Whether those come first that get their gradients first.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None, elsewhere: Set[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        elsewhere: Set[int] = frozenset(),
+        *,
+        by_readiness: bool = False,
+    ) -> None:
         named = {id(p): (name, p) for name, p in model.named_parameters() if id(p) not in elsewhere}
         group_of: dict[int, int] = {}
         extra = 0
@@ -49,8 +59,12 @@ class Members:
         self._check_supported(named.values())
         last = len(named)
         ordered = sorted(
-            named.values(),
-            key=lambda np: (group_of.get(id(np[1]), last), str(np[1].dtype), np[1].numel() >= LARGE),
+            reversed(named.values()) if by_readiness else named.values(),
+            key=lambda np: (
+                group_of.get(id(np[1]), last),
+                str(np[1].dtype),
+                np[1].numel() >= LARGE and not by_readiness,
+            ),
         )
         self.names = [name for name, _ in ordered]
         self.parameters = [parameter for _, parameter in ordered]

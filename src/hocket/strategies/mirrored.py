@@ -23,7 +23,9 @@ class MirroredTraining(CountedByExchange, Strategy):
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
     ) -> None:
-        self._exchange = GradientExchange(communicator, members, Layout(members.parameters), on_nan, optimizer)
+        limits = communicator.limits(sum(p.nbytes for p in members.parameters))
+        layout = Layout(members.parameters, limits=limits)
+        self._exchange = GradientExchange(communicator, members, layout, on_nan, optimizer, follows=True)
         self.collector = self._exchange.collector
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         ModelHooks(model, self.collector)

@@ -19,6 +19,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
 from hocket.transport import futex
@@ -46,8 +47,21 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
+class Waiting(NamedTuple):
+    """A wait for other ranks: for what, since when, and who has come."""
+
+    what: Description
+    since: float
+    arrived: Callable[[int], bool]
+
+
 class Gate:
-    """The meeting point of ``size`` ranks, in the first bytes of ``area``."""
+    """The meeting point of ``size`` ranks, in the first bytes of ``area``.
+
+    Attributes:
+        numbers: How each of them is called in messages: the job's ranks, where the group is one host of several.
+        alarm: Called now and then while this rank waits; raises if it waits in vain.
+    """
 
     @staticmethod
     def nbytes(size: int) -> int:
@@ -56,6 +70,8 @@ class Gate:
 
     def __init__(self, area: Area, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
+        self.numbers = list(range(size))
+        self.alarm: Callable[[Description], None] = lambda _: None
         self.waited = 0.0  # seconds slept at meetings so far
         self._peers = [r for r in range(size) if r != rank]
         self._area, self._address = area, area.address()
@@ -101,14 +117,14 @@ class Gate:
             futex.wake(self._address + rank * LINE)
         # A peer is here when its number is ours, or one further: it may already have met us and gone on.
         here = (sequence, (sequence + 1) & 0xFFFFFFFF)
-        spins, since = self._spins, 0.0
+        spins, waiting = self._spins, None
         for peer in self._peers:
             word = peer * 16
             while words[word] not in here:
                 spins -= 1
                 if spins < 0:
-                    since = since or time.monotonic()
-                    self._sleep(peer, here, since, what)
+                    waiting = waiting or Waiting(what, time.monotonic(), lambda r: words[r * 16] in here)
+                    self.sleep(peer, waiting, words, self._address, self._asleep)
         found = signatures.tolist()
         if found.count(number) != self.size:
             self._disagree(what)
@@ -122,61 +138,77 @@ class Gate:
             if pidfd >= 0:
                 os.close(pidfd)
 
-    def _sleep(self, peer: int, here: tuple[int, int], since: float, what: Description) -> None:
-        """Until ``peer`` is here; ``since`` is when this rank began to wait for anyone."""
-        words, word = self._words, peer * 16
+    def sleep(self, peer: int, waiting: Waiting, words: memoryview, address: int, asleep: memoryview) -> None:
+        """Until ``peer`` has arrived.
+
+        Args:
+            peer: The rank to wait for.
+            waiting: Since when, and for what.
+            words: One line per rank, that begins with the number which it changes when it arrives.
+            address: Where those lines are.
+            asleep: One byte per rank, by which those who change their number know that someone sleeps.
+        """
+        word, arrived = peer * 16, waiting.arrived
         start = time.monotonic()
-        notice = since + _NOTICE * (1 + (start - since) // _NOTICE)
-        self._asleep[self.rank] = 1
+        notice = waiting.since + _NOTICE * (1 + (start - waiting.since) // _NOTICE)
+        asleep[self.rank] = 1
+        futex.fence()
         try:
-            while (seen := words[word]) not in here:
-                futex.wait(self._address + peer * LINE, seen, _SLICE)
+            while True:
+                seen = words[word]
+                if arrived(peer):
+                    break
+                futex.wait(address + peer * LINE, seen, _SLICE)
                 now = time.monotonic()
-                if now - start >= _SLICE and words[word] not in here:
-                    self._check_lost(here, what)
+                if now - start >= _SLICE and not arrived(peer):
+                    self._check_lost(waiting)
+                    self.alarm(waiting.what)
                     if now > notice:
                         notice += _NOTICE
-                        self._give_notice(now - since, here, what)
-                    if now - since > self.timeout:
-                        self._give_up(here, what)
+                        self._give_notice(now - waiting.since, waiting)
+                    if now - waiting.since > self.timeout:
+                        self._give_up(waiting)
         finally:
-            self._asleep[self.rank] = 0
+            asleep[self.rank] = 0
             self.waited += time.monotonic() - start
 
-    def _missing(self, here: tuple[int, int]) -> tuple[list[int], list[int]]:
-        missing = [r for r in self._peers if self._words[r * 16] not in here]
+    def _missing(self, waiting: Waiting) -> tuple[list[int], list[int]]:
+        missing = [r for r in self._peers if not waiting.arrived(r)]
         return missing, [r for r in range(self.size) if r not in missing]
 
-    def _check_lost(self, here: tuple[int, int], what: Description) -> None:
+    def _say_ranks(self, local: Sequence[int]) -> str:
+        return ranks([self.numbers[r] for r in local])
+
+    def _check_lost(self, waiting: Waiting) -> None:
         lost = [
             rank
             for rank, pidfd in self._pidfds.items()
-            if (self._words[rank * 16 + _STATE] == _FAILED or _has_ended(pidfd)) and self._words[rank * 16] not in here
+            if (self._words[rank * 16 + _STATE] == _FAILED or _has_ended(pidfd)) and not waiting.arrived(rank)
         ]
         if not lost:
             return
-        _, waiting = self._missing(here)
-        text = f"{ranks(waiting)} wait{'' if len(waiting) > 1 else 's'} in {_say(what)}"
+        _, here = self._missing(waiting)
+        text = f"{self._say_ranks(here)} wait{'' if len(here) > 1 else 's'} in {say(waiting.what)}"
         finished = [r for r in lost if self._words[r * 16 + _STATE] == _FINISHED]
         if finished:
             raise WorkerLost(
-                f"{text}, but {ranks(finished)} finished the script: every rank must take the same number of "
+                f"{text}, but {self._say_ranks(finished)} finished the script: every rank must take the same number of "
                 "steps; iterate over the loader that distribute() returned, and call collectives on all ranks"
             )
-        raise WorkerLost(f"{text}, but {ranks(lost)} on {socket.gethostname()} ended before arriving there")
+        raise WorkerLost(f"{text}, but {self._say_ranks(lost)} on {socket.gethostname()} ended before arriving there")
 
-    def _give_notice(self, seconds: float, here: tuple[int, int], what: Description) -> None:
-        missing, waiting = self._missing(here)
-        if missing and waiting[0] == self.rank:
+    def _give_notice(self, seconds: float, waiting: Waiting) -> None:
+        missing, here = self._missing(waiting)
+        if missing and here[0] == self.rank:
             print(
-                f"hocket: {ranks(waiting)} waited {seconds:.0f} s for {ranks(missing)} (alive) in {_say(what)}; "
-                f"giving up after {self.timeout:g} s (--timeout)",
+                f"hocket: {self._say_ranks(here)} waited {seconds:.0f} s for {self._say_ranks(missing)} (alive) in "
+                f"{say(waiting.what)}; giving up after {self.timeout:g} s (--timeout)",
                 file=sys.stderr,
                 flush=True,
             )
 
-    def _give_up(self, here: tuple[int, int], what: Description) -> None:
-        missing, waiting = self._missing(here)
+    def _give_up(self, waiting: Waiting) -> None:
+        missing, here = self._missing(waiting)
         if all(self._words[rank * 16 + _GAVE_UP] != self._sequence for rank in range(self.size)):
             self._words[self.rank * 16 + _GAVE_UP] = self._sequence
             for rank in range(self.size):
@@ -184,14 +216,14 @@ class Gate:
                     os.kill(self._words[rank * 16 + _PID], STACK_SIGNAL)
         time.sleep(1.0)  # let everyone's stack reach the screen before the job ends
         raise DeadlineExceeded(
-            f"{ranks(waiting)} waited {self.timeout:g} s in {_say(what)} for {ranks(missing)} on "
-            f"{socket.gethostname()}: the stacks above say what each rank does; "
+            f"{self._say_ranks(here)} waited {self.timeout:g} s in {say(waiting.what)} for "
+            f"{self._say_ranks(missing)} on {socket.gethostname()}: the stacks above say what each rank does; "
             "if that is honest work, raise --timeout"
         )
 
     def _disagree(self, what: Description) -> None:
         line = self.rank * 16
-        text = _say(what).encode()[:_TEXT]
+        text = say(what).encode()[:_TEXT]
         self._texts[self.rank * _TEXT : (self.rank + 1) * _TEXT] = text.ljust(_TEXT, b"\0")
         self._words[line + _TEXT_OF] = self._sequence
         deadline = time.monotonic() + 2.0
@@ -203,12 +235,13 @@ class Gate:
             said.setdefault(raw.rstrip(b"\0").decode(errors="replace"), []).append(rank)
         raise MismatchError(
             "the ranks do not do the same: "
-            + "; ".join(f"{ranks(who)}: {text}" for text, who in said.items())
+            + "; ".join(f"{self._say_ranks(who)}: {text}" for text, who in said.items())
             + ". All ranks must make the same calls in the same order, with the same shapes and types"
         )
 
 
-def _say(what: Description) -> str:
+def say(what: Description) -> str:
+    """The description in words."""
     return what if isinstance(what, str) else what()
 
 

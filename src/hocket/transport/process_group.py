@@ -1,9 +1,8 @@
-"""The transport of machines without futex and ordered stores: PyTorch's Gloo process group."""
+"""The transport between hosts, and where there is no shared memory: groups of PyTorch's own, over Gloo."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import ctypes
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from hocket.errors import DeadlineExceeded, WorkerLost
+from hocket.errors import JobError
+from hocket.transport.gate import Description
+from hocket.transport.watch import Watch
 
-__all__ = ["ProcessGroup", "Store", "open_store"]
+__all__ = ["ProcessGroup", "Store", "open_store", "prefixed"]
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -21,6 +22,7 @@ _REDUCE = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
+_LATER = 60.0  # seconds after the watch's own deadline at which Gloo would give up
 
 
 def open_store(address: str, port: int, *, host: bool, timeout: float) -> Store:
@@ -28,50 +30,91 @@ def open_store(address: str, port: int, *, host: bool, timeout: float) -> Store:
 
     A script that calls ``init_process_group`` by itself finds the same store: it may be opened twice in a process.
     """
-    return TCPStore(address, port, None, host, timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True)
+    try:
+        return TCPStore(
+            address, port, None, host, timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True
+        )
+    except RuntimeError as error:
+        raise JobError(
+            f"the store at MASTER_ADDR={address}, MASTER_PORT={port} cannot be {'opened' if host else 'reached'}: "
+            f"start rank 0 on that host, and open the port in its firewall ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def prefixed(store: Store, prefix: str) -> Store:
+    """The part of ``store`` whose keys begin with ``prefix``."""
+    return PrefixStore(prefix, store)
 
 
 class ProcessGroup:
-    """A group of workers over Gloo; beside any group that the script itself makes."""
+    """Some ranks of the job, over Gloo; beside any group that the script itself makes.
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
-        self.rank, self.size = rank, size
-        self.waited = 0.0
-        self._timeout = timeout
-        options = timedelta(seconds=timeout)
-        self._group: Any = self._guard(lambda: dist.ProcessGroupGloo(PrefixStore("hocket", store), rank, size, options))
+    Args:
+        store: With which its members find each other; of this group alone.
+        rank: Of this member in the group.
+        size: How many members it has.
+        address: Of this host, as the others reach it.
+        timeout: Seconds, as everywhere.
+        watch: Tells who is missing.
+    """
 
-    def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
+    def __init__(self, store: Store, rank: int, size: int, address: str, timeout: float, watch: Watch) -> None:
+        self.rank, self.size, self._watch = rank, size, watch
+        self._under_way: list[Any] = []
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=timeout + _LATER)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
+        try:
+            self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
+        except RuntimeError as error:
+            raise watch.explain(error, "the start of a group of workers") from error
+
+    def start_sum(self, tensor: torch.Tensor) -> Any:
+        """Begin to replace ``tensor`` by the sum over the group; pass what this returns to ``wait``."""
+        return self._start(lambda: self._group.allreduce([tensor], dist.AllreduceOptions()))
+
+    def allreduce(self, tensor: torch.Tensor, operation: str, what: Description) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[operation]  # type: ignore[assignment]
-        self._run(lambda: self._group.allreduce([tensor], options))
+        self.wait(self._start(lambda: self._group.allreduce([tensor], options)), what)
 
-    def allgather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def allgather(self, tensor: torch.Tensor, what: Description) -> list[torch.Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._run(lambda: self._group.allgather([parts], [tensor]))
+        self.wait(self._start(lambda: self._group.allgather([parts], [tensor])), what)
         return parts
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+    def broadcast(self, tensor: torch.Tensor, root: int, what: Description) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self._run(lambda: self._group.broadcast([tensor], options))
+        self.wait(self._start(lambda: self._group.broadcast([tensor], options)), what)
+
+    def wait(self, work: Any, what: Description) -> None:
+        """Until ``work`` is done; raises if it will not be."""
+
+        def done(seconds: float) -> bool:
+            try:
+                work.wait(timedelta(seconds=seconds))
+            except RuntimeError as error:
+                if not work.is_completed() and "Operation timed out" in str(error):
+                    return False
+                raise self._watch.explain(error, what) from error
+            return True
+
+        self._watch.wait(done, what)
+        self._under_way.remove(work)
 
     def close(self) -> None:
-        """Give back the ports."""
+        """Give back the ports.
+
+        Of a group in which something is still under way they go with the process: Gloo would wait for that.
+        """
+        if not all(work.is_completed() for work in self._under_way):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._group = None
 
-    def _run(self, start: Callable[[], Any]) -> None:
-        before = time.monotonic()
-        self._guard(lambda: start().wait())
-        self.waited += time.monotonic() - before
-
-    def _guard(self, call: Callable[[], Any]) -> Any:
+    def _start(self, call: Any) -> Any:
         try:
-            return call()
+            self._under_way.append(call())
+            return self._under_way[-1]
         except RuntimeError as error:
-            if "imed out" in str(error):
-                raise DeadlineExceeded(
-                    f"rank {self.rank} waited {self._timeout:g} s for another rank; if that one does honest work, "
-                    f"raise --timeout (Gloo says: {error})"
-                ) from error
-            raise WorkerLost(f"rank {self.rank} lost the connection to another rank (Gloo says: {error})") from error
+            raise self._watch.explain(error, "the start of a collective") from error

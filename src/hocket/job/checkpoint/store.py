@@ -1,11 +1,11 @@
 """A folder of checkpoints: each becomes visible by one rename when all of it is on the disk, the last few are kept.
 
-    folder/
-      .lock                      held by the job that writes here
-      000004-step-2000/          a checkpoint: the manifest, and one file of tensors by each rank
-        checkpoint.json
-        part-0.safetensors …
-      .000005-step-2500.3fa9…/   one that is being written
+folder/
+  .lock                      held by the job that writes here
+  000004-step-2000/          a checkpoint: the manifest, and one file of tensors by each rank
+    checkpoint.json
+    part-0.safetensors …
+  .000005-step-2500.3fa9…/   one that is being written
 """
 
 from __future__ import annotations

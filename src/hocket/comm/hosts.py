@@ -1,0 +1,230 @@
+"""Collectives over several hosts: Gloo between them, shared memory inside each.
+
+Every collective begins with one message of a fixed length to all ranks, in which they compare what they came for.
+Small tensors travel in it. Of large ones, each host first makes its own sum, of which local rank i carries slice i
+to its like on the other hosts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from collections.abc import Callable
+
+import torch
+
+from hocket.comm.algorithms import reduce_into
+from hocket.comm.buckets import Column, FlatAverager, HierarchicalAverager
+from hocket.comm.communicator import Averager, Communicator, Description, describe
+from hocket.comm.layout import Layout, Limits, cut
+from hocket.comm.shared import SharedCommunicator
+from hocket.comm.topology import Topology
+from hocket.comm.traffic import Traffic
+from hocket.errors import MismatchError, UsageError
+from hocket.transport.gate import ranks, say
+from hocket.transport.process_group import ProcessGroup
+from hocket.transport.watch import Watch
+
+_MESSAGE = 1024  # bytes
+_HEAD = struct.Struct("<qqq8x")  # signature, payload, length of what comes with it
+_ROOM = _MESSAGE - _HEAD.size
+_NARROW = (torch.bfloat16, torch.float16)
+_GLOO = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8)
+_HAND = "collectives"
+
+Groups = Callable[[str, list[int]], ProcessGroup]
+"""Makes a group of some ranks by a name of its own; called by all of them."""
+
+
+class HostsCommunicator(Communicator):
+    """The workers of a job on several hosts.
+
+    Attributes:
+        topology: Who is where.
+        traffic: What the exchanges of this worker took.
+    """
+
+    def __init__(self, topology: Topology, local: Communicator, watch: Watch, groups: Groups) -> None:
+        self.topology, self._local, self.traffic = topology, local, Traffic()
+        self.rank, self.size = topology.rank, topology.size
+        self.way = "Gloo" if max(map(len, topology.hosts)) == 1 else "shared memory, and Gloo between hosts"
+        self._watch, self._groups = watch, groups
+        self._number = itertools.count()
+        self._made: list[ProcessGroup] = []
+        self._world = self._group("all", list(range(self.size)))
+        self._column = self._new_column()
+
+    @property
+    def on_host(self) -> Communicator:
+        return self._local
+
+    @property
+    def waited(self) -> float:
+        return self._watch.waited + self._local.waited
+
+    def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
+        what = f"allreduce of {describe(tensor)}, {operation}"
+        flat = tensor.view(-1)
+        if tensor.nbytes <= _ROOM:
+            parts = [_as(row, flat) for row in self._meet(what, 0, flat)]
+            reduce_into(flat, parts, operation)
+        elif tensor.dtype in _GLOO or tensor.dtype in _NARROW:
+            self._meet(what)
+            self._allreduce_large(flat, operation, what)
+        else:
+            self._meet(what)
+            reduce_into(flat, list(self._allgather_large(flat, what)), operation)
+
+    def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
+        what = f"allgather of {describe(tensor)}"
+        flat = tensor.view(-1)
+        if tensor.nbytes <= _ROOM:
+            gathered = torch.stack([_as(row, flat) for row in self._meet(what, 0, flat)])
+        else:
+            self._meet(what)
+            gathered = self._allgather_large(flat, what)
+        return gathered.view(self.size, *tensor.shape)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        what = f"broadcast of {describe(tensor)} from rank {root}"
+        flat = tensor.view(-1)
+        if tensor.nbytes <= _ROOM:
+            flat.copy_(_as(self._meet(what, 0, flat)[root], flat))
+        else:
+            self._meet(what)
+            self._broadcast_large(flat, root, what)
+
+    def barrier(self, what: str = "hocket.barrier()") -> None:
+        self._meet(what)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        what = "an exchange of descriptions"
+        mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
+        rows = self._meet(what, len(data), mine if len(data) <= _ROOM else None)
+        lengths = [_HEAD.unpack(bytes(row[: _HEAD.size].tolist()))[1] for row in rows]
+        if max(lengths) > _ROOM:
+            padded = torch.zeros(max(lengths), dtype=torch.uint8)
+            padded[: len(data)] = mine
+            parts = list(self._allgather_large(padded, what))
+        else:
+            parts = [row[_HEAD.size :] for row in rows]
+        return [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
+
+    def limits(self, total: int) -> Limits:
+        return bucket_limits(total)
+
+    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
+        lane = f"exchange {next(self._number)}"
+        column = Column(self.topology, self._new_column(), self.traffic, lambda: self._watch.enter(lane), self._compare)
+        if len(self.topology.local) == 1:
+            return FlatAverager(column, layout)
+        assert isinstance(self._local, SharedCommunicator)
+        return HierarchicalAverager(column, layout, self._local, private=private)
+
+    def leave(self, failed: bool) -> None:
+        self._watch.leave(failed)
+        for group in self._made:
+            group.close()
+        self._made.clear()
+        self._groups = _no_more_groups  # and with the old one goes the store
+        self._local.leave(failed)
+
+    def _group(self, name: str, members: list[int]) -> ProcessGroup:
+        made = self._groups(name, members)
+        self._made.append(made)
+        return made
+
+    def _new_column(self) -> ProcessGroup | None:
+        """A new group of the ranks that carry the same slice as this one; None if it carries none."""
+        number = next(self._number)
+        for i, column in enumerate(self.topology.columns):
+            if self.rank in column:
+                return self._group(f"column {i} of {number}", column)
+        return None
+
+    def _meet(self, what: str, payload: int = 0, data: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Compare what the ranks came for; everyone's message, which brings small data along."""
+        self._watch.enter(_HAND)
+        number = zlib.crc32(what.encode())
+        rows = self._exchange(number, payload, data, what)
+        self._compare([int(row[:8].view(torch.int64)) for row in rows], what)
+        return rows
+
+    def _exchange(self, number: int, payload: int, data: torch.Tensor | None, what: Description) -> list[torch.Tensor]:
+        length = 0 if data is None else data.nbytes
+        message = torch.zeros(_MESSAGE, dtype=torch.uint8)
+        message[: _HEAD.size] = torch.frombuffer(bytearray(_HEAD.pack(number, payload, length)), dtype=torch.uint8)
+        if data is not None and length:
+            message[_HEAD.size : _HEAD.size + length] = data.detach().contiguous().view(torch.uint8)
+        return self._world.allgather(message, what)
+
+    def _compare(self, numbers: list[int], what: Description) -> None:
+        """Raise on all ranks if they did not come for the same."""
+        if len(set(numbers)) == 1:
+            return
+        text = say(what).encode()[:_ROOM]
+        rows = self._exchange(0, 0, torch.frombuffer(bytearray(text), dtype=torch.uint8), "a comparison")
+        said: dict[str, list[int]] = {}
+        for rank, row in enumerate(rows):
+            length = int(row[16:24].view(torch.int64))
+            words = bytes(row[_HEAD.size : _HEAD.size + length].tolist()).decode(errors="replace")
+            said.setdefault(words, []).append(rank)
+        raise MismatchError(
+            "the ranks do not do the same: "
+            + "; ".join(f"{ranks(who)}: {words}" for words, who in said.items())
+            + ". All ranks must make the same calls in the same order, with the same shapes and types"
+        )
+
+    def _allreduce_large(self, flat: torch.Tensor, operation: str, what: str) -> None:
+        wide = flat.float() if flat.dtype in _NARROW else flat
+        plain = "sum" if operation == "mean" else operation
+        if self._local.size > 1:
+            self._local.allreduce(wide, plain)
+        if self._column is not None:
+            start, end = self._slices(wide)[self.topology.local_rank]
+            self._column.allreduce(wide[start:end], plain, what)
+        self._spread(wide)
+        if operation == "mean":
+            wide /= self.size
+        if wide is not flat:
+            flat.copy_(wide)
+
+    def _allgather_large(self, flat: torch.Tensor, what: str) -> torch.Tensor:
+        parts = self._world.allgather(flat.view(torch.uint8), what)
+        return torch.stack(parts).view(flat.dtype)
+
+    def _broadcast_large(self, flat: torch.Tensor, root: int, what: str) -> None:
+        home = self.topology.host_of[root]
+        if home == self.topology.host and self._local.size > 1:
+            self._local.broadcast(flat, self.topology.local.index(root))
+        if self._column is not None:
+            start, end = self._slices(flat)[self.topology.local_rank]
+            self._column.broadcast(flat[start:end].view(torch.uint8), home, what)
+        if home != self.topology.host:
+            self._spread(flat)
+
+    def _spread(self, flat: torch.Tensor) -> None:
+        """Give everyone on this host the slices that the others carried."""
+        if self._local.size > 1:
+            for carrier, (start, end) in enumerate(self._slices(flat)):
+                if end > start:
+                    self._local.broadcast(flat[start:end], carrier)
+
+    def _slices(self, flat: torch.Tensor) -> list[tuple[int, int]]:
+        return cut(flat.numel(), flat.dtype, len(self.topology.columns))
+
+
+def _no_more_groups(name: str, members: list[int]) -> ProcessGroup:
+    raise UsageError("this worker has left the job")
+
+
+def bucket_limits(total: int) -> Limits:
+    """How large buckets are for gradients of ``total`` bytes: a small first one, then four or more of at most 25 MB."""
+    most = min(25 << 20, max(total // 4, 1 << 20))
+    return Limits(min(1 << 20, most), most)
+
+
+def _as(row: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The data of a message as a flat tensor with the elements of ``like``."""
+    return row[_HEAD.size : _HEAD.size + like.nbytes].view(like.dtype)

@@ -1,0 +1,73 @@
+"""Which buckets are complete while a backward pass still computes.
+
+The first pass is only watched: it shows in which order gradients become ready, and whether each comes once.
+"""
+
+from __future__ import annotations
+
+from hocket.errors import StrategyError
+
+
+class Readiness:
+    """Counts the gradients of each bucket.
+
+    Attributes:
+        order: In which the gradients of the first pass arrived.
+        is_early: Whether buckets may be sent off before the pass is over.
+        has_sent: Whether one has been, in this pass.
+    """
+
+    def __init__(self, bucket_of: list[int], trained: list[list[int]], *, early: bool | None) -> None:
+        self._bucket_of = bucket_of
+        self._learning = early is None
+        self._repeats = False
+        self.order: list[int] = []
+        self.is_early = bool(early)
+        self.has_sent = False
+        self.set_trained(trained)
+        self.begin()
+
+    def set_trained(self, trained: list[list[int]]) -> None:
+        """The parameters of each bucket that may get gradients."""
+        self._full = [len(inside) for inside in trained]
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._left = list(self._full)
+        self._seen = bytearray(len(self._bucket_of))
+        self.has_sent = False
+
+    def arrive(self, index: int, *, nested: bool) -> int | None:
+        """A gradient is there; the bucket that it completes, if that may be sent off.
+
+        Args:
+            index: Of the parameter.
+            nested: Whether it came in a backward pass inside of the backward pass, and may come again.
+        """
+        if self._learning:
+            self._repeats |= nested or bool(self._seen[index])
+            self._seen[index] = 1
+            self.order.append(index)
+            return None
+        if not self.is_early:
+            return None
+        bucket = self._bucket_of[index]
+        if nested or self._seen[index]:
+            raise StrategyError(
+                "a gradient arrived twice in one backward pass, the second time after it may have been sent: use "
+                "checkpoint(…, use_reentrant=False) with more than one host"
+            )
+        self._seen[index] = 1
+        self._left[bucket] -= 1
+        if self._left[bucket]:
+            return None
+        self.has_sent = True
+        return bucket
+
+    def end(self) -> bool:
+        """A pass that was exchanged is over; whether it was the first one."""
+        first, self._learning = self._learning, False
+        if first:
+            self.is_early = not self._repeats
+        self.begin()
+        return first

@@ -1,0 +1,153 @@
+"""Brings gradients to this rank's slots, bucket by bucket, and looks whether they are finite.
+
+Large gradients are copied the moment they exist, while they are in the cache, and ``p.grad`` is set to None so that
+the next layer can use the same memory. Small ones of a bucket follow together in one call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hocket.comm.layout import Layout
+from hocket.errors import StrategyError
+
+LARGE = 1 << 14  # elements from which a gradient is copied at once
+
+
+class Slots:
+    """The slots of ``parameters``, laid out as ``layout``.
+
+    Attributes:
+        views: The slot of each parameter.
+        missing: One byte per parameter without a gradient here, of the last pass.
+        nonfinite: A parameter whose gradient is not finite here, of the last pass.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        layout: Layout,
+        slot_sets: Sequence[Sequence[torch.Tensor]],
+        *,
+        scale: float,
+        check_finite: bool,
+    ) -> None:
+        self._names, self._parameters, self._scale = names, parameters, scale
+        self._check_finite = check_finite
+        self._slot_sets = slot_sets
+        self._view_sets = [layout.views(slots) for slots in slot_sets]
+        self.bucket_of = [place.bucket for place in layout.places]
+        members = [layout.members(bucket) for bucket in range(len(layout.buckets))]
+        runs = [layout.runs(i for i in inside if parameters[i].numel() < LARGE) for inside in members]
+        self._flat_sets = [[[slots[b][start:end] for b, start, end in run] for run in runs] for slots in slot_sets]
+        self._members = members
+        self._frozen = bytes(len(parameters))
+        self.missing = bytes(len(parameters))
+        self.nonfinite: int | None = None
+        self.use(slot_sets[0])
+        self.set_trained(bytes(len(parameters)))
+        self.reset()
+
+    def use(self, slots: Sequence[torch.Tensor]) -> None:
+        """Collect into ``slots``, one of the sets, from now on."""
+        current = next(i for i, known in enumerate(self._slot_sets) if known is slots)
+        self.views, self._flats = self._view_sets[current], self._flat_sets[current]
+
+    def set_trained(self, trained: bytes) -> None:
+        """Which parameters may get gradients, one byte each."""
+        self._frozen = bytes(not byte for byte in trained)
+        self.trained = [[i for i in inside if trained[i]] for inside in self._members]
+        self._small = [[i for i in inside if self._parameters[i].numel() < LARGE] for inside in self.trained]
+        self._large = [[i for i in inside if self._parameters[i].numel() >= LARGE] for inside in self.trained]
+
+    def reset(self) -> None:
+        """Begin anew, with nothing collected."""
+        self._copied = bytearray(len(self._parameters))
+        self._finished = bytearray(len(self._members))
+        self._totals = [0.0] * len(self._members)
+
+    def copy(self, index: int, scale: float) -> None:
+        """Take the gradient of a large parameter, which is there now."""
+        parameter, view = self._parameters[index], self.views[index]
+        gradient = parameter.grad
+        assert gradient is not None
+        scale *= self._scale
+        with torch._C.DisableTorchFunctionSubclass():  # it may be a LocalGradient
+            if gradient.layout != torch.strided:
+                self._refuse_sparse(index)
+            if self._copied[index]:  # a tied parameter in several reentrant checkpoints arrives in parts
+                view.add_(gradient, alpha=scale)
+            elif scale == 1:
+                view.copy_(gradient)
+            else:
+                torch.mul(gradient, scale, out=view)
+        parameter.grad = None
+        self._copied[index] = 1
+        if self._check_finite:
+            self._totals[self.bucket_of[index]] += _total(view)
+
+    def finish_all(self, scale: float) -> None:
+        """Take all gradients that are not there yet; those that do not exist are zero, and ``missing``."""
+        self.missing, self.nonfinite = self._frozen, None if 1 not in self._finished else self.nonfinite
+        for bucket, finished in enumerate(self._finished):
+            if not finished:
+                self.finish(bucket, scale)
+
+    def finish(self, bucket: int, scale: float) -> None:
+        """Likewise for one bucket."""
+        self._finished[bucket] = 1
+        late = self._small[bucket]
+        if not all(self._copied[i] for i in self._large[bucket]):
+            late = late + [i for i in self._large[bucket] if not self._copied[i]]
+        gradients = [self._parameters[i].grad for i in late]
+        absent = [i for i, gradient in zip(late, gradients, strict=True) if gradient is None]
+        if absent:
+            missing = bytearray(self.missing)
+            for i in absent:
+                missing[i] = 1
+                self.views[i].zero_()
+            self.missing = bytes(missing)
+            late = [i for i in late if not missing[i]]
+            gradients = [gradient for gradient in gradients if gradient is not None]
+        views = [self.views[i] for i in late]
+        with torch._C.DisableTorchFunctionSubclass():  # they may be LocalGradients
+            try:
+                if views:
+                    torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
+            except RuntimeError:
+                for i, gradient in zip(late, gradients, strict=True):
+                    if gradient.layout != torch.strided:  # type: ignore[union-attr]
+                        self._refuse_sparse(i)
+                raise
+        flats = self._flats[bucket] + [view for view in views if view.numel() >= LARGE]
+        scale *= self._scale
+        if scale != 1 and flats:
+            torch._foreach_mul_(flats, scale)
+        if self._check_finite:
+            total = self._totals[bucket] + sum(map(_total, flats))
+            if not math.isfinite(total) and self.nonfinite is None:
+                self.nonfinite = self._find_nonfinite(bucket)
+
+    def _find_nonfinite(self, bucket: int) -> int | None:
+        for i in self._members[bucket]:
+            if not bool(torch.isfinite(self.views[i]).all()):
+                return i
+        return None
+
+    def _refuse_sparse(self, index: int) -> None:
+        raise StrategyError(
+            f"the gradient of {self._names[index]!r} is sparse, which this strategy cannot exchange: "
+            "make the embedding with sparse=False"
+        )
+
+
+def _total(tensor: torch.Tensor) -> float:
+    """A number that is not finite if any element is not; by far the cheapest look at all of them."""
+    if tensor.dtype == torch.float16:
+        return float(tensor.sum(dtype=torch.float32))
+    return float(tensor.sum())

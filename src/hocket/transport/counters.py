@@ -1,0 +1,53 @@
+"""One number per rank in shared memory that only goes up; the others look at it, or wait until it is there."""
+
+from __future__ import annotations
+
+import time
+
+from hocket.transport import futex
+from hocket.transport.area import LINE, Area, aligned
+from hocket.transport.gate import Description, Gate, Waiting
+
+_SPINS = 50
+
+
+class Counters:
+    """The numbers of the ranks that meet at ``gate``, all zero at first; they may go round."""
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        """How large an area the counters of ``size`` ranks need."""
+        return aligned(size * LINE) + aligned(size)
+
+    def __init__(self, area: Area, gate: Gate) -> None:
+        self._gate, self._area, self._address = gate, area, area.address()
+        lines = aligned(gate.size * LINE)
+        self._words = area.words[:lines].cast("I")
+        self._asleep = area.words[lines : lines + gate.size]
+        self._nobody = bytes(gate.size)
+
+    def advance(self, count: int) -> None:
+        """Let this rank's number be ``count``."""
+        self._words[self._gate.rank * 16] = count & 0xFFFFFFFF
+        futex.fence()
+        if self._asleep.tobytes() != self._nobody:
+            futex.wake(self._address + self._gate.rank * LINE)
+
+    def reached(self, count: int, ranks: range) -> bool:
+        """Whether the number of each of ``ranks`` is at least ``count``."""
+        words = self._words
+        return all((words[rank * 16] - count) & 0xFFFFFFFF < 1 << 31 for rank in ranks)
+
+    def wait(self, count: int, ranks: range, what: Description) -> None:
+        """Until it is; raises as ``Gate.meet`` does."""
+        spins, waiting = _SPINS, None
+        for rank in ranks:
+            while (self._words[rank * 16] - count) & 0xFFFFFFFF >= 1 << 31:
+                spins -= 1
+                if spins < 0:
+                    waiting = waiting or Waiting(
+                        what,
+                        time.monotonic(),
+                        lambda r: r not in ranks or (self._words[r * 16] - count) & 0xFFFFFFFF < 1 << 31,
+                    )
+                    self._gate.sleep(rank, waiting, self._words, self._address, self._asleep)
