@@ -1,0 +1,39 @@
+"""Removes a rig, whole, half-made or damaged, by nothing but its name; what is not there is no error."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from hocket.rig import hosts as naming
+from hocket.rig import processes, state
+from hocket.rig.network import call
+
+
+def remove(name: str) -> bool:
+    """Remove processes, interfaces, namespaces and files of the rig; return whether there was anything."""
+    spaces = {found for path in state.spaces_of(name) if (found := processes.inode(path)) is not None}
+    spaces |= _of_marked(name)
+    found = processes.kill(lambda: processes.inside(spaces)) > 0
+    link = naming.outside_interface(name)
+    if Path("/sys/class/net", link).exists():
+        call(["ip", "link", "delete", link])
+        found = True
+    for path in state.spaces_of(name):
+        call(["ip", "netns", "delete", path.name])
+        found = True
+    for path in [*state.files_of(name), naming.folder(name)]:
+        if path.exists():
+            shutil.rmtree(path)
+            found = True
+    with contextlib.suppress(OSError):
+        naming.FILES_OVER_ETC.rmdir()  # if it is empty
+    return found
+
+
+def _of_marked(name: str) -> set[int]:
+    """The namespaces of what the rig has started, those of this machine itself excepted."""
+    found = {processes.inode(Path(f"/proc/{pid}/ns/net")) for pid in processes.marked(name)}
+    outside = {processes.inode(Path(f"/proc/{pid}/ns/net")) for pid in ("self", "1")}
+    return {space for space in found - outside if space is not None}
