@@ -12,6 +12,7 @@ from hocket.errors import UsageError
 _PACKAGES = {
     "ip": "iproute2",
     "tc": "iproute2",
+    "bridge": "iproute2",
     "sshd": "openssh-server",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",

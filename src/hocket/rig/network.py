@@ -7,9 +7,12 @@ apply to what hosts say to each other, and with its namespace the bridge and all
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from hocket.errors import RigError
 from hocket.rig import hosts as naming
@@ -19,7 +22,7 @@ from hocket.rig.rate import Rate
 
 _BRIDGE = "bridge"
 _UPLINK = "outside"  # the switch's end of the cable to this machine
-_FORWARDING, _DISABLED = 3, 0
+_FIRST_INDEX = 1000  # two ends of a cable with the same number are taken for one, and their state lags by a second
 
 
 def free_network() -> ipaddress.IPv4Network:
@@ -43,16 +46,16 @@ def make(name: str, crew: Iterable[Host], network: ipaddress.IPv4Network, decoys
     own = f"{network[-2]}/{network.prefixlen}"
     add = [f"netns add {switch}", *(f"netns add {host.namespace}" for host in crew)]
     inside = ["link set lo up", f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up"]
+    indices = itertools.count(_FIRST_INDEX)
     for host in crew:
         for number, decoy in enumerate(decoys):  # first, so that they come first in the lists of interfaces, too
             end = f"decoy-{host.name}-{number}"
             add.append(f"link add dev {decoy} netns {host.namespace} type bridge")
-            add.append(f"link add dev veth-{number} netns {host.namespace} type veth peer name {end} netns {switch}")
+            add.append(f"{_cable(switch, end, next(indices))} veth-{number} netns {host.namespace}")
             inside.append(f"link set {end} up")  # a cable that leads nowhere
-        cable = f"type veth peer name {host.port} netns {switch}"
-        add.append(f"link add dev {host.interface} netns {host.namespace} {cable}")
+        add.append(f"{_cable(switch, host.port, next(indices))} {host.interface} netns {host.namespace}")
         inside += [f"link set {host.port} master {_BRIDGE}", f"link set {host.port} up"]
-    add.append(f"link add dev {outside} type veth peer name {_UPLINK} netns {switch}")
+    add.append(f"{_cable(switch, _UPLINK, next(indices))} {outside}")
     add += [f"addr add {own} dev {outside}", f"link set {outside} up"]
     inside += [f"link set {_UPLINK} master {_BRIDGE}", f"link set {_UPLINK} up"]
     batch(["ip"], add)
@@ -66,6 +69,25 @@ def make(name: str, crew: Iterable[Host], network: ipaddress.IPv4Network, decoys
         batch(["ip", "-n", host.namespace], lines)
 
 
+def _cable(switch: str, port: str, index: int) -> str:
+    return f"link add dev {port} index {index} netns {switch} type veth peer name"
+
+
+def wait_until_up(crew: Iterable[Host], seconds: float = 10.0) -> None:
+    """Return when every interface in the hosts says that it is up, which the kernel tells with a delay."""
+    deadline = time.monotonic() + seconds
+    for host in crew:
+        while down := [link["ifname"] for link in _links(host) if link["operstate"] != "UP"]:
+            if time.monotonic() > deadline:
+                raise RigError(f"in {host.name}, {', '.join(down)} does not come up: see ip -n {host.namespace} link")
+            time.sleep(0.01)
+
+
+def _links(host: Host) -> list[dict[str, Any]]:
+    links = json.loads(call(["ip", "-n", host.namespace, "-json", "link"]))
+    return [link for link in links if "LOOPBACK" not in link["flags"]]
+
+
 def set_rate(name: str, host: Host, rate: Rate | None) -> None:
     """Limit what ``host`` sends and what it receives to ``rate`` each; None for no limit."""
     for space, interface in ((host.namespace, host.interface), (naming.namespace(name, naming.SWITCH), host.port)):
@@ -77,9 +99,8 @@ def set_rate(name: str, host: Host, rate: Rate | None) -> None:
 
 def connect(name: str, host: Host, connected: bool) -> None:
     """Have the switch drop all that comes from ``host`` or goes there, or not; the cable itself stays up."""
-    state = str(_FORWARDING if connected else _DISABLED)
-    space = naming.namespace(name, naming.SWITCH)
-    call(["ip", "-n", space, "link", "set", "dev", host.port, "type", "bridge_slave", "state", state])
+    state = "3" if connected else "0"  # forwarding, or disabled
+    call(["bridge", "-n", naming.namespace(name, naming.SWITCH), "link", "set", "dev", host.port, "state", state])
 
 
 def batch(command: list[str], lines: list[str]) -> None:

@@ -31,11 +31,11 @@ def inode(path: Path) -> int | None:
         return None
 
 
-def inside(spaces: Iterable[int]) -> list[int]:
-    """The processes in the network namespaces with these numbers."""
+def inside(spaces: Iterable[int], names: str) -> set[int]:
+    """The processes in the network namespaces with these numbers, or on the way into one whose name begins so."""
     wanted = set(spaces)
-    found = ((pid, inode(Path(f"/proc/{pid}/ns/net"))) for pid in _all())
-    return [pid for pid, space in found if space in wanted]
+    found = {pid for pid in _all() if inode(Path(f"/proc/{pid}/ns/net")) in wanted}
+    return found | {pid for pid in _all() if f"\0netns\0exec\0{names}".encode() in _cmdline(pid)}
 
 
 def marked(rig: str) -> list[int]:
@@ -44,8 +44,7 @@ def marked(rig: str) -> list[int]:
     found = []
     for pid in _all():
         with contextlib.suppress(OSError):
-            own = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if mark in own or path in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") or path in _cmdline(pid):
                 found.append(pid)
     return found
 
@@ -57,7 +56,7 @@ def first(pids: Iterable[int]) -> set[int]:
         with contextlib.suppress(OSError, KeyError):
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
             numbers = status["NSpid"].split()
-            if len(numbers) > 1 and numbers[-1] == "1" and _is_sshd(pid):
+            if len(numbers) > 1 and numbers[-1] == "1" and b"sshd" in _cmdline(pid):
                 found |= {pid, int(status["PPid"])}
     return found
 
@@ -77,8 +76,11 @@ def kill(find: Callable[[], Iterable[int]], seconds: float = 5.0) -> int:
     return len(hit)
 
 
-def _is_sshd(pid: int) -> bool:
-    return b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes()
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _all() -> list[int]:

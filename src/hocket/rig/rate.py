@@ -11,6 +11,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST, _MOST = 64 * 10**3, 100 * 10**9
 _BURST_SECONDS = 0.001
 _SMALLEST_BURST = 16 << 10  # some packets
+_SMALLEST_QUEUE = 256 << 10  # some of what TCP hands over at once; with less, a single slow stream loses a third of it
 _WHOLE_PACKET = 68 << 10  # what TCP hands over at once; the bucket cuts up what is larger than itself, which costs
 _QUEUE_SECONDS = 0.025
 
@@ -31,13 +32,14 @@ class Rate:
         """Arguments for ``tc qdisc … tbf``.
 
         The bucket holds a millisecond of traffic, and at fast rates one packet of TCP's largest; the queue holds
-        25 ms, about what a switch does, so that several senders to one receiver lose something, but little.
+        25 ms, as that of a switch with deep buffers, so that a single stream loses nothing and three to one receiver
+        lose little.
         """
         bytes_per_second = self.bits / 8
         burst = max(_SMALLEST_BURST, bytes_per_second * _BURST_SECONDS)
         if bytes_per_second >= 100e6 / 8:
             burst = max(burst, _WHOLE_PACKET)
-        queue = max(bytes_per_second * _QUEUE_SECONDS, 4 * _SMALLEST_BURST)
+        queue = max(bytes_per_second * _QUEUE_SECONDS, _SMALLEST_QUEUE)
         return f"tbf rate {self.bits}bit burst {round(burst)} limit {round(burst + queue)}"
 
 

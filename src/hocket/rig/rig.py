@@ -95,6 +95,7 @@ class Rig:
                         network.set_rate(name, host, limit)
                 ssh.prepare(name, crew)
                 daemons = ssh.start(name, crew)
+                network.wait_until_up(crew)
                 pid = os.getpid()
                 made = state.State(crew, str(addresses), None if keep else (pid, state.started(pid) or 0))
                 state.save(name, made)
@@ -153,9 +154,10 @@ class Rig:
 
     def processes(self, host: str) -> list[int]:
         """The processes in ``host``, without the daemon that waits for ssh."""
-        space = processes.inode(naming.NAMED_NAMESPACES / self._host(host).namespace)
-        found = processes.inside([space] if space is not None else [])
-        return sorted(set(found) - processes.first(found))
+        name = self._host(host).namespace
+        space = processes.inode(naming.NAMED_NAMESPACES / name)
+        found = processes.inside([space] if space is not None else [], f"{name}\0")
+        return sorted(found - processes.first(found))
 
     def kill(self, host: str) -> int:
         """SIGKILL every process in ``host`` but the daemon that waits for ssh; return how many there were.
