@@ -13,7 +13,7 @@ import typer
 
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
-from hocket.launch import bench_cli, machine, recording, runs_cli, supervisor
+from hocket.launch import bench_cli, machine, recording, rig_cli, runs_cli, supervisor
 from hocket.launch.workers import Job
 from hocket.strategies import choices
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_cli.app, name="bench")
 app.add_typer(runs_cli.app, name="runs")
+app.add_typer(rig_cli.app, name="rig")
 
 
 def _flag(name: str) -> typer.models.OptionInfo:
