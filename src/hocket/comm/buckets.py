@@ -52,10 +52,9 @@ class Column:
 class NetworkAverager(Averager):
     """What both forms have in common: the order of buckets, the header, the times."""
 
-    overlaps = True
-
     def __init__(self, column: Column, layout: Layout) -> None:
         topology = column.topology
+        self.overlaps = len(layout.buckets) > 1
         self._column, self._topology, self._group = column, topology, column.group
         self._header = Header(topology.size)
         self._data = layout.buckets

@@ -32,6 +32,7 @@ _ROOM = _MESSAGE - _HEAD.size
 _NARROW = (torch.bfloat16, torch.float16)
 _GLOO = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8)
 _HAND = "collectives"
+_ONE_BUCKET = 2 << 20  # bytes
 
 Groups = Callable[[str, list[int]], ProcessGroup]
 """Makes a group of some ranks by a name of its own; called by all of them."""
@@ -220,7 +221,12 @@ def _no_more_groups(name: str, members: list[int]) -> ProcessGroup:
 
 
 def bucket_limits(total: int) -> Limits:
-    """How large buckets are for gradients of ``total`` bytes: a small first one, then four or more of at most 25 MB."""
+    """How large buckets are for gradients of ``total`` bytes: a small first one, then four or more of at most 25 MB.
+
+    Little data goes in one: every further message of a few hundred kilobytes costs more than it can hide.
+    """
+    if total <= _ONE_BUCKET:
+        return Limits(_ONE_BUCKET * 2, _ONE_BUCKET * 2)
     most = min(25 << 20, max(total // 4, 1 << 20))
     return Limits(min(1 << 20, most), most)
 
