@@ -128,7 +128,7 @@ def wrong_use(what: str) -> None:
         ("integer", "use operation='sum'"),
         ("out", "they must be equal"),
         ("root", "there are ranks 0 to 1"),
-        ("sparse", "dense CPU tensors"),
+        ("sparse", "dense tensors with values"),
     ],
 )
 def test_wrong_use_is_told(pool: Pool, what: str, remedy: str) -> None:

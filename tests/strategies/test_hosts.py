@@ -7,6 +7,7 @@ from pool import Pool
 from strategies.test_laws import MODELS, OPTIMIZERS, STRATEGIES
 from strategies.training import Case, alone, assert_equal, together
 
+from hocket.comm import gpu
 from hocket.comm import hosts as comm_hosts
 from hocket.comm.layout import Limits
 
@@ -17,11 +18,11 @@ ADAM: dict[str, Any] = {"optimizer": "Adam", "options": {"lr": 0.01}}
 def in_small_buckets(case: Case, strategy: str) -> Any:
     """Training with many buckets, although the models are small."""
     original = comm_hosts.bucket_limits
-    comm_hosts.bucket_limits = lambda _: Limits(64, 512)
+    comm_hosts.bucket_limits = gpu.bucket_limits = lambda _: Limits(64, 512)
     try:
         return together(case, strategy)
     finally:
-        comm_hosts.bucket_limits = original
+        comm_hosts.bucket_limits = gpu.bucket_limits = original
 
 
 def check(pool: Pool, case: Case, hosts: tuple[int, ...], strategy: str, tolerance: float = 1e-9) -> None:

@@ -114,11 +114,12 @@ class Case:
     compile: bool = False
     drop_last: bool = False
     zero: bool = False  # zero gradients instead of setting them to None
+    device: str = "cpu"
 
 
 def make(case: Case, workers: int) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     dtype = getattr(torch, case.dtype)
-    model = make_model(case.model).to(dtype)
+    model = make_model(case.model).to(case.device, dtype)
     parameters: Any = list(model.parameters())
     if case.groups:
         parameters = [{"params": parameters[:2], "weight_decay": 0.1}, {"params": parameters[2:]}]
@@ -138,7 +139,8 @@ def loop(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, loader:
     forward = torch.compile(model, backend="aot_eager") if case.compile else model
     norms = []
     for _ in range(case.epochs):
-        for step, (x, y) in enumerate(loader, start=1):
+        for step, (cpu_x, cpu_y) in enumerate(loader, start=1):
+            x, y = cpu_x.to(case.device), cpu_y.to(case.device)
             loss = ((forward(x) - y) ** 2).mean()
             if case.accumulate > 1 and step % case.accumulate and step < len(loader):
                 with held():
@@ -152,8 +154,8 @@ def loop(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, loader:
             if scheduler is not None:
                 scheduler.step()
     return {
-        "parameters": [p.detach().clone() for p in model.parameters()],
-        "state": optimizer.state_dict(),
+        "parameters": [p.detach().clone().cpu() for p in model.parameters()],
+        "state": torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, optimizer.state_dict()),
         "norms": norms,
         "strides": [p.stride() for p in model.parameters()],
     }

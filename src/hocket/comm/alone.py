@@ -41,6 +41,9 @@ class AloneCommunicator(Communicator):
     def barrier(self, what: str = "hocket.barrier()") -> None:
         """Nobody to wait for."""
 
+    def meet(self, number: int, payload: int, what: Description) -> list[int]:
+        return [payload]
+
     def gather_bytes(self, data: bytes) -> list[bytes]:
         return [data]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from hocket.comm.layout import Layout, Limits
+from hocket.transport.nccl import NcclGroup
 
 Description = str | Callable[[], str]
 
@@ -56,6 +57,9 @@ class Communicator(ABC):
     way: str
     """How bytes move, in words."""
 
+    nccl: NcclGroup | None = None
+    """What connects the GPUs of all ranks, if each has one."""
+
     @property
     def on_host(self) -> Communicator:
         """The workers of this host."""
@@ -83,6 +87,10 @@ class Communicator(ABC):
         """Wait until every rank is here."""
 
     @abstractmethod
+    def meet(self, number: int, payload: int, what: Description) -> list[int]:
+        """Wait until every rank is here with the same ``number``; the payloads of all ranks."""
+
+    @abstractmethod
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """The (small) data of all ranks; lengths may differ."""
 
@@ -93,6 +101,9 @@ class Communicator(ABC):
     @abstractmethod
     def averager(self, layout: Layout, *, private: bool = True) -> Averager:
         """Prepare to average tensors laid out as ``layout``; if not ``private``, workers of a host share results."""
+
+    def on_loss(self, callback: Callable[[], None]) -> None:  # noqa: B027 - waits are woken by themselves
+        """Have ``callback`` called, by another thread, when a rank is lost."""
 
     @abstractmethod
     def leave(self, failed: bool) -> None:

@@ -17,8 +17,9 @@ import torch
 from hocket.comm.algorithms import reduce_into
 from hocket.comm.buckets import Column, FlatAverager, HierarchicalAverager
 from hocket.comm.communicator import Averager, Communicator, Description, describe
-from hocket.comm.layout import Layout, Limits, cut
+from hocket.comm.layout import Layout, Limits, bucket_limits, cut
 from hocket.comm.shared import SharedCommunicator
+from hocket.comm.staging import through_cpu
 from hocket.comm.topology import Topology
 from hocket.comm.traffic import Traffic
 from hocket.errors import MismatchError, UsageError
@@ -32,7 +33,6 @@ _ROOM = _MESSAGE - _HEAD.size
 _NARROW = (torch.bfloat16, torch.float16)
 _GLOO = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8)
 _HAND = "collectives"
-_ONE_BUCKET = 2 << 20  # bytes
 
 Groups = Callable[[str, list[int]], ProcessGroup]
 """Makes a group of some ranks by a name of its own; called by all of them."""
@@ -64,6 +64,7 @@ class HostsCommunicator(Communicator):
     def waited(self) -> float:
         return self._watch.waited + self._local.waited
 
+    @through_cpu
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
         what = f"allreduce of {describe(tensor)}, {operation}"
         flat = tensor.view(-1)
@@ -77,6 +78,7 @@ class HostsCommunicator(Communicator):
             self._meet(what)
             reduce_into(flat, list(self._allgather_large(flat, what)), operation)
 
+    @through_cpu
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
         what = f"allgather of {describe(tensor)}"
         flat = tensor.view(-1)
@@ -87,6 +89,7 @@ class HostsCommunicator(Communicator):
             gathered = self._allgather_large(flat, what)
         return gathered.view(self.size, *tensor.shape)
 
+    @through_cpu
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         what = f"broadcast of {describe(tensor)} from rank {root}"
         flat = tensor.view(-1)
@@ -98,6 +101,12 @@ class HostsCommunicator(Communicator):
 
     def barrier(self, what: str = "hocket.barrier()") -> None:
         self._meet(what)
+
+    def meet(self, number: int, payload: int, what: Description) -> list[int]:
+        self._watch.enter(_HAND)
+        rows = self._exchange(number, payload, None, what)
+        self._compare([int(row[:8].view(torch.int64)) for row in rows], what)
+        return [int(row[8:16].view(torch.int64)) for row in rows]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         what = "an exchange of descriptions"
@@ -122,6 +131,9 @@ class HostsCommunicator(Communicator):
             return FlatAverager(column, layout)
         assert isinstance(self._local, SharedCommunicator)
         return HierarchicalAverager(column, layout, self._local, private=private)
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        self._watch.on_loss = callback
 
     def leave(self, failed: bool) -> None:
         self._watch.leave(failed)
@@ -218,17 +230,6 @@ class HostsCommunicator(Communicator):
 
 def _no_more_groups(name: str, members: list[int]) -> ProcessGroup:
     raise UsageError("this worker has left the job")
-
-
-def bucket_limits(total: int) -> Limits:
-    """How large buckets are for gradients of ``total`` bytes: a small first one, then four or more of at most 25 MB.
-
-    Little data goes in one: every further message of a few hundred kilobytes costs more than it can hide.
-    """
-    if total <= _ONE_BUCKET:
-        return Limits(_ONE_BUCKET * 2, _ONE_BUCKET * 2)
-    most = min(25 << 20, max(total // 4, 1 << 20))
-    return Limits(min(1 << 20, most), most)
 
 
 def _as(row: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

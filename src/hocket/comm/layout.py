@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 _LINE = 64  # bytes; every tensor starts at a multiple, so that slices keep the alignment that kernels see
+
+_ONE_BUCKET = 2 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,22 @@ class Limits:
     most: int
 
 
+def bucket_limits(total: int) -> Limits:
+    """How large buckets are for gradients of ``total`` bytes: a small first one, then four or more of at most 25 MB.
+
+    Little data goes in one: every further message of a few hundred kilobytes costs more than it can hide.
+    """
+    if total <= _ONE_BUCKET:
+        return Limits(_ONE_BUCKET * 2, _ONE_BUCKET * 2)
+    most = min(25 << 20, max(total // 4, 1 << 20))
+    return Limits(min(1 << 20, most), most)
+
+
 class Layout:
     """Places for ``tensors``, grouped by dtype.
 
     Attributes:
+        device: Where the tensors are.
         places: One for each tensor.
         buckets: In the order in which they fill up.
 
@@ -78,6 +93,7 @@ class Layout:
                 dtypes.append(dtype)
             places[i] = Place(bucket, ends[bucket], tensor.numel(), tensor.shape, _dense_stride(tensor))
             ends[bucket] = align(places[i].end, dtype)
+        self.device = tensors[0].device if tensors else torch.device("cpu")
         self.places = [places[i] for i in range(len(tensors))]
         self.buckets = [Bucket(dtype, end) for dtype, end in zip(dtypes, ends, strict=True)]
 
@@ -104,9 +120,15 @@ class Layout:
         inside = [i for i, place in enumerate(self.places) if place.bucket == bucket]
         return sorted(inside, key=lambda i: self.places[i].start)
 
+    def on_cpu(self) -> Layout:
+        """The same for buffers of the CPU."""
+        twin = copy.copy(self)
+        twin.device = torch.device("cpu")
+        return twin
+
     def allocate(self) -> list[torch.Tensor]:
         """Private flat buffers, one per bucket, all zero."""
-        return [torch.zeros(b.count, dtype=b.dtype) for b in self.buckets]
+        return [torch.zeros(b.count, dtype=b.dtype, device=self.device) for b in self.buckets]
 
 
 def align(count: int, dtype: torch.dtype) -> int:

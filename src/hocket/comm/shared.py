@@ -14,6 +14,7 @@ import torch
 from hocket.comm.algorithms import average_into, reduce_into
 from hocket.comm.communicator import Averager, Communicator, Description, describe
 from hocket.comm.layout import Bucket, Layout, Place, cut
+from hocket.comm.staging import through_cpu
 from hocket.transport.area import Area, aligned
 from hocket.transport.gate import signature
 from hocket.transport.shared_memory import SharedMemory
@@ -102,6 +103,7 @@ class SharedCommunicator(Communicator):
     def waited(self) -> float:
         return self.transport.gate.waited
 
+    @through_cpu
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
         what = f"allreduce of {describe(tensor)}, {operation}"
         direct = self.size == 2 or tensor.nbytes <= DIRECT_BYTES
@@ -121,6 +123,7 @@ class SharedCommunicator(Communicator):
             self.transport.meet(number + 1, 0, what)
             part.copy_(result)
 
+    @through_cpu
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
         what = f"allgather of {describe(tensor)}"
         gathered = tensor.new_empty(self.size, tensor.numel())
@@ -134,6 +137,7 @@ class SharedCommunicator(Communicator):
             done += part.numel()
         return gathered.view(self.size, *tensor.shape)
 
+    @through_cpu
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         what = f"broadcast of {describe(tensor)} from rank {root}"
         for part in self._parts(tensor):
@@ -146,6 +150,9 @@ class SharedCommunicator(Communicator):
 
     def barrier(self, what: str = "hocket.barrier()") -> None:
         self.transport.meet(signature(what), 0, what)
+
+    def meet(self, number: int, payload: int, what: Description) -> list[int]:
+        return self.transport.meet(number, payload, what)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         what = "an exchange of descriptions"

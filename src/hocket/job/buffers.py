@@ -40,7 +40,7 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
     for tensor in tensors:
         dense = tensor.detach().contiguous().view(-1)
         if dense.numel():
-            number = zlib.crc32(dense.view(torch.uint8).numpy().data, number)
+            number = zlib.crc32(dense.view(torch.uint8).cpu().numpy().data, number)
     return number
 
 

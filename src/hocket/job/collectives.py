@@ -64,5 +64,5 @@ def barrier() -> None:
 def _check(tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"collectives take tensors, not {type(tensor).__name__}: write torch.tensor({tensor!r})")
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise UsageError(f"collectives take dense CPU tensors for now, not {tensor.layout} on {tensor.device}")
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise UsageError(f"collectives take dense tensors with values, not {tensor.layout} on {tensor.device}")

@@ -16,7 +16,7 @@ from hocket import config as configuration
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
-from hocket.job import randomness
+from hocket.job import devices, randomness, rendezvous
 from hocket.job.data.loader import Loader
 from hocket.job.learning_rate import scale_lr as apply_scale
 from hocket.job.replicas import ReplicaCheck
@@ -116,14 +116,19 @@ def _train_together(
         ]
         return
     for optimizer, elsewhere in groups:
-        spread = runtime.communicator.on_host is not runtime.communicator
+        spread = runtime.communicator.on_host is not runtime.communicator or any(p.is_cuda for p in model.parameters())
         members = Members(model, optimizer, elsewhere, by_readiness=spread)
+        devices.connect(
+            config, runtime.communicator, members.parameters, functools.partial(rendezvous.connect_gpus, config)
+        )
         _check_same(runtime.communicator, members)
         if optimizer is not None:
             _check_same_optimizer(runtime.communicator, optimizer)
         _start_equal(runtime.communicator, model, members)
         if members.parameters:
-            on_nan = told or configuration.SETTINGS["on-nan"].default
+            # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
+            on_gpu = members.parameters[0].is_cuda
+            on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
             built = _build(choice, runtime.communicator, model, optimizer, members, on_nan)
             runtime.strategies.append(built)
             if config.check_replicas and optimizer is not None:

@@ -1,6 +1,6 @@
 """Random numbers of a job: those that all ranks share, those that each has for itself, and how both are kept.
 
-Covered are torch, ``random`` and, where it is loaded, numpy.
+Covered are torch, with the GPU that is in use, ``random`` and, where it is loaded, numpy.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ class RandomState:
     torch: torch.Tensor
     python: Any
     numpy: Any  # None where numpy was not loaded
+    cuda: Any = None  # of the current GPU, where one was in use
 
     @staticmethod
     def capture() -> RandomState:
         """The states that this process has now."""
         numpy = sys.modules.get("numpy")
-        return RandomState(torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None)
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        return RandomState(torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None, cuda)
 
     @staticmethod
     def from_seed(seed: int) -> RandomState:
@@ -48,6 +50,8 @@ class RandomState:
         numpy = sys.modules.get("numpy")
         if numpy and self.numpy is not None:
             numpy.random.set_state(self.numpy)
+        if self.cuda is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(self.cuda)
 
     def as_data(self) -> list[Any]:
         """The same as plain data with tensors."""
@@ -55,15 +59,15 @@ class RandomState:
         numpy = self.numpy
         if numpy is not None:
             numpy = [torch.from_numpy(part) if hasattr(part, "dtype") else part for part in numpy]
-        return [self.torch, [version, torch.tensor(numbers), gauss], numpy]
+        return [self.torch, [version, torch.tensor(numbers), gauss], numpy, self.cuda]
 
     @staticmethod
     def from_data(data: list[Any]) -> RandomState:
         """What ``as_data`` gave."""
-        own, (version, numbers, gauss), numpy = data
+        own, (version, numbers, gauss), numpy, *cuda = data
         if numpy is not None:
             numpy = tuple(part.numpy() if isinstance(part, torch.Tensor) else part for part in numpy)
-        return RandomState(own, (version, tuple(numbers.tolist()), gauss), numpy)
+        return RandomState(own, (version, tuple(numbers.tolist()), gauss), numpy, *cuda)
 
 
 class SharedRandom:

@@ -12,6 +12,7 @@ from hocket.config import Config
 from hocket.errors import UsageError
 from hocket.job import introductions
 from hocket.transport import futex, handoff
+from hocket.transport.nccl import NcclGroup
 from hocket.transport.process_group import ProcessGroup, Store, open_store, prefixed
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.watch import Watch
@@ -74,6 +75,12 @@ def _join_hosts(config: Config, shares: bool) -> Communicator:
         )
 
     return HostsCommunicator(topology, local, watch, group)
+
+
+def connect_gpus(config: Config) -> NcclGroup:
+    """A group of all ranks' GPUs; collective."""
+    store = prefixed(_open_store(config), f"hocket/{config.restart}/nccl")
+    return NcclGroup(store, config.rank, config.size, config.timeout)
 
 
 def _check(config: Config) -> None:

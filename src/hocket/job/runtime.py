@@ -20,7 +20,7 @@ from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage
-from hocket.job import buffers, rendezvous
+from hocket.job import buffers, devices, rendezvous
 from hocket.job.randomness import RandomState
 from hocket.strategies.base import Strategy
 from hocket.transport.gate import STACK_SIGNAL
@@ -208,6 +208,7 @@ def init() -> None:
     _current = Runtime(config, rendezvous.join(config), sink)
     sink.put(Stage("joined"))
     if config.size > 1:
+        devices.take(config.local_rank)
         _say_goodbye(_current)
 
 

@@ -50,6 +50,10 @@ class CentralTraining(Strategy):
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
     ) -> None:
+        if any(parameter.device.type != "cpu" for parameter in members.parameters):
+            raise StrategyError(
+                "strategy 'central' shares memory of the CPU, and this model is on a GPU: use --strategy mirrored"
+            )
         host = communicator.on_host
         if not isinstance(host, SharedCommunicator):
             raise StrategyError(

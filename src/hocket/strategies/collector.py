@@ -51,6 +51,8 @@ class Collector:
         self._hooked = bytearray(len(self.parameters))
         self._weights: list[torch.utils.hooks.RemovableHandle] = []
         self._backward_code = torch.autograd.backward.__code__
+        # Autograd works for a GPU in a thread of its own, in which the script's call of backward() is not to be seen.
+        self._outermost = 0 if parameters and parameters[0].is_cuda else 1
         self.adopt(layout, slots)
         self.hook_new()
 
@@ -165,7 +167,7 @@ class Collector:
         task, depth = _current_task(), self._depth()
         if task == self._task or (by_output and depth == 0):
             return
-        if depth > 1:
+        if depth > self._outermost:
             self.unfinished |= self._task is None  # until the outer pass is found, too
             return
         if self._task is not None:  # the last backward pass raised in the middle: begin anew

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.errors import NonFiniteError, StrategyError, UsageError
@@ -81,7 +82,7 @@ class GradientExchange:
         self.steps, self.seconds = 0, 0.0
         self.judgement = Judgement(members.names, on_nan)
         self._communicator = communicator
-        self._averager = communicator.averager(layout, private=private)
+        self._averager = gpu.make_averager(communicator, layout, private=private)
         self.results = self._averager.results
         self._shown = self._result_views = layout.views(self.results)
         self.collector = Collector(
@@ -151,11 +152,11 @@ class GradientExchange:
         seen = list(dict.fromkeys(readiness.order))
         seen += sorted(set(range(len(parameters))) - set(seen))
         order = json.loads(self._communicator.gather_bytes(json.dumps(seen).encode())[0])
-        layout = Layout(parameters, order=order, limits=self._communicator.limits(sum(p.nbytes for p in parameters)))
+        layout = Layout(parameters, order=order, limits=gpu.limits(self._communicator, parameters))
         if layout.places == self.layout.places:
             return
         self.layout = layout
-        self._averager = self._communicator.averager(layout)
+        self._averager = gpu.make_averager(self._communicator, layout)
         self.results = self._averager.results
         self._shown = self._result_views = layout.views(self.results)
         self.collector.adopt(layout, self._averager, early=readiness.is_early)

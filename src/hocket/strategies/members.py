@@ -128,11 +128,6 @@ class Members:
                 raise UsageError(
                     f"parameter {name!r} is lazy and has no shape yet: run the model once before hocket.distribute()"
                 )
-            if parameter.device.type != "cpu":
-                raise UsageError(
-                    f"parameter {name!r} is on {parameter.device}: Hocket trains on CPU for now, call model.cpu() "
-                    "before hocket.distribute()"
-                )
             if parameter.dtype not in _SUPPORTED:
                 raise UsageError(
                     f"parameter {name!r} has type {parameter.dtype}: the types that can be averaged are "

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.strategies.base import Step, Strategy, wrap
@@ -23,8 +24,7 @@ class MirroredTraining(CountedByExchange, Strategy):
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
     ) -> None:
-        limits = communicator.limits(sum(p.nbytes for p in members.parameters))
-        layout = Layout(members.parameters, limits=limits)
+        layout = Layout(members.parameters, limits=gpu.limits(communicator, members.parameters))
         self._exchange = GradientExchange(communicator, members, layout, on_nan, optimizer, follows=True)
         self.collector = self._exchange.collector
         self._communicator, self._optimizer, self._members = communicator, optimizer, members

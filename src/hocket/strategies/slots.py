@@ -69,7 +69,7 @@ class Slots:
         """Begin anew, with nothing collected."""
         self._copied = bytearray(len(self._parameters))
         self._finished = bytearray(len(self._members))
-        self._totals = [0.0] * len(self._members)
+        self._totals: list[Total] = [0.0] * len(self._members)
 
     def copy(self, index: int, scale: float) -> None:
         """Take the gradient of a large parameter, which is there now."""
@@ -130,7 +130,7 @@ class Slots:
             torch._foreach_mul_(flats, scale)
         if self._check_finite:
             total = self._totals[bucket] + sum(map(_total, flats))
-            if not math.isfinite(total) and self.nonfinite is None:
+            if not math.isfinite(float(total)) and self.nonfinite is None:
                 self.nonfinite = self._find_nonfinite(bucket)
 
     def _find_nonfinite(self, bucket: int) -> int | None:
@@ -146,8 +146,13 @@ class Slots:
         )
 
 
-def _total(tensor: torch.Tensor) -> float:
-    """A number that is not finite if any element is not; by far the cheapest look at all of them."""
-    if tensor.dtype == torch.float16:
-        return float(tensor.sum(dtype=torch.float32))
-    return float(tensor.sum())
+Total = float | torch.Tensor
+
+
+def _total(tensor: torch.Tensor) -> Total:
+    """A number that is not finite if any element is not; by far the cheapest look at all of them.
+
+    Of what is on a GPU it stays there, so that nobody waits.
+    """
+    total = tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None)
+    return total if tensor.is_cuda else float(total)

@@ -1,0 +1,115 @@
+"""Averages of what lies on GPUs: by NCCL between GPUs, or through the CPU where workers share one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hocket.comm.communicator import Averager, Communicator, Description
+from hocket.comm.layout import Layout, Limits, bucket_limits
+
+
+def make_averager(communicator: Communicator, layout: Layout, *, private: bool = True) -> Averager:
+    """The averager for tensors laid out as ``layout``, wherever they are."""
+    if layout.device.type == "cpu":
+        return communicator.averager(layout, private=private)
+    if communicator.nccl is not None:
+        return NcclAverager(communicator, layout)
+    return StagedAverager(communicator.averager(layout.on_cpu()), layout)
+
+
+def limits(communicator: Communicator, tensors: Sequence[torch.Tensor]) -> Limits | None:
+    """How large buckets should be to average ``tensors``."""
+    total = sum(tensor.nbytes for tensor in tensors)
+    if tensors and tensors[0].is_cuda and communicator.size > 1:
+        return bucket_limits(total)
+    return communicator.limits(total)
+
+
+class NcclAverager(Averager):
+    """Each bucket is added up in place, on NCCL's own stream, while the backward pass goes on.
+
+    What ranks compare and tell each other goes over the CPU's communicator, so that nobody waits for a GPU.
+    """
+
+    def __init__(self, communicator: Communicator, layout: Layout) -> None:
+        assert communicator.nccl is not None
+        self._communicator, self._group = communicator, communicator.nccl
+        self.overlaps = len(layout.buckets) > 1
+        self.scale = 1 / communicator.size
+        self.slots = self.results = layout.allocate()
+        self.all_slots = [self.slots]
+        self._complete = bytearray(len(self.slots))
+        self._works: list[Any] = []
+
+    def ready(self, bucket: int) -> None:
+        self._complete[bucket] = 1
+        while len(self._works) < len(self.slots) and self._complete[len(self._works)]:
+            self._works.append(self._group.start_sum(self.slots[len(self._works)]))
+
+    def average(self, number: int, payload: int, what: Description) -> list[int]:
+        payloads = self._communicator.meet(number, payload, what)
+        for bucket in range(len(self.slots)):
+            self.ready(bucket)
+        for work in self._works:
+            self._group.wait(work)
+        self._works.clear()
+        self._complete = bytearray(len(self.slots))
+        return payloads
+
+
+class StagedAverager(Averager):
+    """Copies every bucket to pinned memory of the CPU, on a stream of its own, and has ``inner`` average it there."""
+
+    def __init__(self, inner: Averager, layout: Layout) -> None:
+        self._inner = inner
+        self.overlaps, self.scale = inner.overlaps, inner.scale
+        self.slots = layout.allocate()
+        self.all_slots = [self.slots]
+        self.results = layout.allocate()
+        self._stream = torch.cuda.Stream(layout.device)
+        self._copied = bytearray(len(self.slots))
+        self._pending: list[tuple[int, torch.cuda.Event]] = []
+        self._pinned = _pin([flat for slots in inner.all_slots for flat in slots] + inner.results)
+
+    def ready(self, bucket: int) -> None:
+        self._copied[bucket] = 1
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._inner.slots[bucket].copy_(self.slots[bucket], non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._pending.append((bucket, event))
+        self.progress()
+
+    def progress(self) -> None:
+        while self._pending and self._pending[0][1].query():
+            self._inner.ready(self._pending.pop(0)[0])
+        self._inner.progress()
+
+    def average(self, number: int, payload: int, what: Description) -> list[int]:
+        for bucket, copied in enumerate(self._copied):
+            if not copied:
+                self.ready(bucket)
+        self._stream.synchronize()
+        self.progress()
+        payloads = self._inner.average(number, payload, what)
+        for result, averaged in zip(self.results, self._inner.results, strict=True):
+            result.copy_(averaged, non_blocking=True)
+        self._copied = bytearray(len(self.slots))
+        return payloads
+
+    def __del__(self) -> None:
+        for address in getattr(self, "_pinned", ()):
+            torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _pin(flats: Sequence[torch.Tensor]) -> list[int]:
+    """Pin memory that is there already, as far as the driver lets us; the addresses of what was pinned."""
+    pinned = []
+    for address, nbytes in {flat.data_ptr(): flat.nbytes for flat in flats if flat.numel()}.items():
+        if int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)) == 0:
+            pinned.append(address)
+    return pinned

@@ -1,0 +1,74 @@
+"""One worker, one GPU: which GPU a worker takes, and what connects those of a job."""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from hocket.comm.communicator import Communicator
+from hocket.config import Config
+from hocket.errors import UsageError
+from hocket.transport.gate import ranks
+from hocket.transport.nccl import NcclGroup
+
+
+def take(local_rank: int) -> None:
+    """Let "cuda" mean this worker's own GPU, as soon as the script uses one; not if it has chosen already."""
+    if not torch.cuda.is_initialized():
+        torch.cuda._lazy_call(functools.partial(_choose, local_rank))
+
+
+def _choose(local_rank: int) -> None:
+    if torch.cuda.device_count() > 1:
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+
+
+def connect(
+    config: Config, communicator: Communicator, parameters: Sequence[nn.Parameter], make: Callable[[], NcclGroup]
+) -> None:
+    """Before parameters on GPUs train together: find the way on which they do; collective."""
+    devices = {str(parameter.device): parameter.device for parameter in parameters}
+    mine = next((str(d) for d in devices.values() if d.type != "cpu"), "")
+    if len(devices) > 1:
+        raise UsageError(
+            f"the model's parameters are on several devices ({', '.join(sorted(devices))}): a worker trains on one; "
+            "call model.to(device) before hocket.distribute()"
+        )
+    if mine and not mine.startswith("cuda"):
+        raise UsageError(f"the model is on {mine}: Hocket trains on CPUs and CUDA GPUs; call model.cpu() first")
+    if communicator.nccl is not None or communicator.size == 1:
+        return
+    uuid = str(torch.cuda.get_device_properties(mine).uuid) if mine else ""
+    host = config.host_name or socket.gethostname()
+    everyone = [tuple(json.loads(part)) for part in communicator.gather_bytes(json.dumps([host, mine, uuid]).encode())]
+    if not any(place[1] for place in everyone):
+        return
+    _check(everyone, shared_is_fine=config.transport != "auto")
+    if config.transport == "auto":
+        communicator.nccl = make()
+        communicator.on_loss(communicator.nccl.abort)
+
+
+def _check(everyone: Sequence[tuple[str, str, str]], *, shared_is_fine: bool) -> None:
+    without = [rank for rank, (_, device, _) in enumerate(everyone) if not device]
+    if without:
+        raise UsageError(
+            f"the model is on the CPU on {ranks(without)} and on a GPU elsewhere: put it on the same kind of device "
+            "on every rank"
+        )
+    users: dict[str, list[int]] = {}
+    for rank, (_, _, uuid) in enumerate(everyone):
+        users.setdefault(uuid, []).append(rank)
+    crowded = next((who for who in users.values() if len(who) > 1), None)
+    if crowded is not None and not shared_is_fine:
+        host, device, _ = everyone[crowded[0]]
+        raise UsageError(
+            f"{ranks(crowded)} on {host} have the same GPU ({device}), and NCCL needs one for each worker: start one "
+            f"worker per GPU (-n {len(users)}), let each use its own (device 'cuda', or cuda:{{hocket.local_rank()}}), "
+            "or share GPUs through the CPU's memory, slowly, by --transport shared-memory"
+        )

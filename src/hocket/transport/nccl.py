@@ -1,0 +1,38 @@
+"""The transport between GPUs: PyTorch's NCCL process group, whose collectives have a stream of their own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hocket.errors import JobError
+from hocket.transport.process_group import Store
+
+
+class NcclGroup:
+    """All ranks of a job, each with a GPU of its own."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+        if not dist.is_nccl_available():
+            raise JobError("this PyTorch has no NCCL: install a CUDA build, or use --transport gloo, which is slower")
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = timedelta(seconds=timeout)
+        self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+        self._group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+
+    def start_sum(self, tensor: torch.Tensor) -> Any:
+        """Replace ``tensor`` by the sum over all ranks, after what the current stream has to do now."""
+        return self._group.allreduce([tensor], dist.AllreduceOptions())
+
+    def wait(self, work: Any) -> None:
+        """Have the current stream go on when ``work`` is done; does not wait itself."""
+        work.wait()
+
+    def abort(self) -> None:
+        """End what is under way: a rank that it waits for is gone."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
