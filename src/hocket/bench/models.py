@@ -1,4 +1,4 @@
-"""The models that the benchmarks train: a small CNN, a wide MLP, and a narrow residual net of 100 layers."""
+"""The models that the benchmarks train: a small CNN, a wide MLP, a narrow residual net and a transformer."""
 
 from __future__ import annotations
 
@@ -40,10 +40,28 @@ def narrow() -> nn.Module:
     return nn.Sequential(*(_Residual(64) for _ in range(100)), nn.Linear(64, 10, bias=False))
 
 
+class _Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.layers(x).mean(1))
+        return scores
+
+
+def transformer() -> nn.Module:
+    """3 million parameters in four encoder layers of width 256."""
+    return _Transformer()
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cnn": (cnn, (1, 28, 28)),
     "mlp": (mlp, (784,)),
     "narrow": (narrow, (64,)),
+    "transformer": (transformer, (64, 256)),
 }
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {

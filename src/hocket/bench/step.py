@@ -27,13 +27,15 @@ def main() -> None:
     """Measure the models and optimizers named in the arguments and write the rows to the file named first."""
     init()
     path, rounds, models, optimizers = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4].split(",")
+    device = torch.device(sys.argv[5])
+    settle: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     if size() > 1:
         dist.init_process_group("gloo")
     base = "ddp" if size() > 1 else "plain"
     rows = []
     for model in models:
         for optimizer in optimizers:
-            times = alternate(_ways(model, optimizer), rounds, 0.4)
+            times = alternate(_ways(model, optimizer, device), rounds, 0.4, settle)
             rows.append(
                 {
                     "model": model,
@@ -48,14 +50,14 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def _ways(model: str, optimizer: str) -> dict[str, Callable[[], object]]:
+def _ways(model: str, optimizer: str, device: torch.device) -> dict[str, Callable[[], object]]:
     make, shape = MODELS[model]
     random = torch.Generator().manual_seed(rank())
-    x = torch.randn(BATCH, *shape, generator=random)
-    y = torch.randint(10, (BATCH,), generator=random)
+    x = torch.randn(BATCH, *shape, generator=random).to(device)
+    y = torch.randint(10, (BATCH,), generator=random).to(device)
 
     def plain() -> tuple[nn.Module, torch.optim.Optimizer]:
-        net = make()
+        net = make().to(device)
         return net, OPTIMIZERS[optimizer](net)
 
     def step(net: nn.Module, update: torch.optim.Optimizer) -> Callable[[], object]:

@@ -116,11 +116,13 @@ def _describe(input: torch.Tensor, counts: bool) -> torch.Tensor:
     channels = input.shape[1]
     if not counts or not input.numel():
         # Not even multiplied by 0, so that a NaN in a repeated sample does not count.
-        return torch.zeros(1 + 2 * channels, dtype=torch.float64)
+        return torch.zeros(1 + 2 * channels, dtype=torch.float64, device=input.device)
     wide = input if input.dtype == torch.float64 else input.float()
     mean, variance = torch.batch_norm_update_stats(wide, None, None, 0.0)
     count = input.numel() // channels
-    return torch.cat([torch.tensor([count], dtype=torch.float64), mean.double(), variance.double() * count])
+    return torch.cat(
+        [torch.tensor([count], dtype=torch.float64, device=mean.device), mean.double(), variance.double() * count]
+    )
 
 
 def _combine(parts: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:
@@ -159,16 +161,16 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight, mean, variance = ctx.saved_tensors  # once only, for the sake of checkpointing
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        inverse = torch.rsqrt(variance + ctx.eps)
         # Sums over this rank's samples, of the gradient times the normalised input and of the gradient.
         _, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
-            gradient, input, None, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            gradient, input, None, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
         )
         for_input = None
         if needs_input:
             sums = _sum_over_ranks(torch.stack([for_weight, for_bias]), ctx.share)
             if ctx.share:
                 along, shift = (sums / (ctx.share * ctx.count)).to(mean.dtype)
-                inverse = torch.rsqrt(variance + ctx.eps)
                 scale = inverse if weight is None else inverse * weight
                 for_input = _for_input(gradient, input, mean, scale, inverse * along, shift)
             else:

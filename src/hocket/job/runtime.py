@@ -253,6 +253,8 @@ def _say_goodbye(runtime: Runtime) -> None:
         nonlocal failed
         failed = True
         previous(kind, error, trace)
+        if runtime.communicator.nccl is not None:
+            runtime.communicator.nccl.abort()
         # Threads of the script may keep the process alive for long; nobody should wait for them.
         runtime.communicator.leave(failed)
         runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1))

@@ -16,7 +16,7 @@ from hocket.launch.workers import Job
 
 app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")
 
-_MODELS = ("cnn", "mlp", "narrow")
+_MODELS = ("cnn", "mlp", "narrow", "transformer")
 _Workers = Annotated[str, typer.Option("-n", "--workers", help="How many workers, or auto: one per core.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _Rounds = Annotated[int, typer.Option(min=1, help="How often all ways are measured in turn; medians are shown.")]
@@ -32,8 +32,11 @@ def allreduce(workers: _Workers = "2", rounds: _Rounds = 7, as_json: _Json = Fal
 def step(
     workers: _Workers = "2",
     rounds: _Rounds = 7,
-    models: Annotated[str, typer.Option(help="Of cnn, mlp and narrow, those to measure.")] = "cnn,mlp,narrow",
+    models: Annotated[
+        str, typer.Option(help="Of cnn, mlp, narrow and transformer, those to measure.")
+    ] = "cnn,mlp,narrow",
     optimizers: Annotated[str, typer.Option(help="Of sgd and adam, those to measure.")] = "sgd,adam",
+    device: Annotated[str, typer.Option(help="cpu, or with -n 1 also cuda.")] = "cpu",
     as_json: _Json = False,
 ) -> None:
     """A training step against DistributedDataParallel; with -n 1, against the plain script."""
@@ -41,7 +44,9 @@ def step(
     for name in optimizers.split(","):
         if name not in ("sgd", "adam"):
             raise UsageError(f"cannot measure {name!r}: the choices are sgd, adam")
-    _run("step", workers, as_json, [str(rounds), models, optimizers])
+    if device not in ("cpu", "cuda") or (device == "cuda" and workers != "1"):
+        raise UsageError(f"--device {device}: cpu, or with -n 1 also cuda (DDP over Gloo is no match for NCCL)")
+    _run("step", workers, as_json, [str(rounds), models, optimizers, device])
 
 
 @app.command()

@@ -7,6 +7,7 @@ import itertools
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 import torch
 from torch import nn
@@ -164,8 +165,8 @@ class Collector:
         A model's output gets its gradient in ``torch.autograd.grad``, too, which leaves ``p.grad`` alone; there is
         nothing to exchange then.
         """
-        task, depth = _current_task(), self._depth()
-        if task == self._task or (by_output and depth == 0):
+        task, depth = _current_task(), self._depth(sys._getframe(1))
+        if task == self._task or (by_output and depth == 0 and not self._outermost_elsewhere()):
             return
         if depth > self._outermost:
             self.unfinished |= self._task is None  # until the outer pass is found, too
@@ -186,13 +187,17 @@ class Collector:
             torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_end_all, task))
         _armed[task].append(self)
 
-    def _depth(self) -> int:
-        """How many calls of ``backward()`` this one is in; reentrant checkpointing makes inner ones."""
-        frame, depth = sys._getframe(1), 0
+    def _depth(self, frame: FrameType | None) -> int:
+        """How many calls of ``backward()`` a frame is in; reentrant checkpointing makes inner ones."""
+        depth = 0
         while frame is not None:
             depth += frame.f_code is self._backward_code
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return depth
+
+    def _outermost_elsewhere(self) -> bool:
+        """Whether, for a GPU, another thread waits in ``backward()``, and not in ``grad()``."""
+        return self._outermost == 0 and any(self._depth(frame) for frame in sys._current_frames().values())
 
     def end(self) -> None:
         """The backward pass is over."""

@@ -31,6 +31,12 @@ class NcclGroup:
         """Have the current stream go on when ``work`` is done; does not wait itself."""
         work.wait()
 
+    def close(self) -> None:
+        """Give back what the group has taken; all ranks are done."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.shutdown()
+
     def abort(self) -> None:
         """End what is under way: a rank that it waits for is gone."""
         group, self._group = self._group, None
