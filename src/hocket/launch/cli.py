@@ -14,7 +14,7 @@ import typer
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
 from hocket.launch import bench_cli, machine, recording, runs_cli, supervisor
-from hocket.launch.workers import Job
+from hocket.launch.environment import Job
 from hocket.strategies import choices
 
 app = typer.Typer(

@@ -18,7 +18,7 @@ from typing import Any
 from hocket import __version__, config
 from hocket.errors import RecordError, UsageError
 from hocket.launch import machine
-from hocket.launch.workers import Job
+from hocket.launch.environment import Job
 from hocket.observe import folders, scalars
 from hocket.observe.reader import process_start
 from hocket.observe.recorder import Recorder
