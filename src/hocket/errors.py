@@ -10,6 +10,7 @@
     ├── NonFiniteError        a gradient is NaN or infinite, and ``--on-nan`` is ``raise``
     ├── RecordError           the record of a run cannot be written or read
     └── JobError              the job cannot go on
+        ├── HostError         a host of ``-H`` cannot take part
         ├── WorkerLost        a rank has ended while others wait for it
         └── DeadlineExceeded  a rank is alive but has not arrived within ``--timeout``
 
@@ -57,6 +58,10 @@ class RecordError(HocketError):
 
 class JobError(HocketError, RuntimeError):
     """The job cannot go on."""
+
+
+class HostError(JobError):
+    """A host cannot take part in the job; the message has a line for each problem."""
 
 
 class WorkerLost(JobError):

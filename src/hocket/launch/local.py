@@ -42,6 +42,7 @@ class LocalCrew(Crew):
         base: Mapping[str, str] | None = None,
         folder: Path | None = None,
         stdin: int | None = None,
+        selector: selectors.BaseSelector | None = None,
     ) -> None:
         """Start the workers, all at once.
 
@@ -53,6 +54,7 @@ class LocalCrew(Crew):
             base: The environment to begin with, instead of that of this process.
             folder: Where the workers start, instead of here.
             stdin: A descriptor for rank 0 to read from, instead of the standard input of this process.
+            selector: To be waited with by ``read``, which calls the ``data`` of what else is ready there.
         """
         self.losses: list[Loss] = []
         self.workers: list[Worker] = []
@@ -61,8 +63,10 @@ class LocalCrew(Crew):
         self._events: list[int] = []
         self._unfinished = Unfinished()
         self._is_closed = False
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
+        self._selector = selector or selectors.DefaultSelector()
+        self._owns_selector = selector is None
+        if selector is None:
+            self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
         self._guardian = leftovers.Guardian(self._mark)
         leftovers.adopt_orphans()
         self._reserved = reserve_port() if port is None else None
@@ -81,7 +85,7 @@ class LocalCrew(Crew):
             raise
 
     def read(self, seconds: float) -> Iterator[Chunk]:
-        for key, _ in self.selector.select(seconds):
+        for key, _ in self._selector.select(seconds):
             if callable(key.data):
                 key.data()
             else:
@@ -110,7 +114,9 @@ class LocalCrew(Crew):
         leftovers.kill(self._mark, spare=self._guardian.pid)
         self._unfinished.remove()
         self._guardian.dismiss()
-        self.selector.close()
+        for worker in self.workers:
+            for key in self._keys(worker):
+                self._selector.unregister(key.fd)
         if self._reserved is not None:
             self._reserved.close()
         for descriptor in self._events:
@@ -121,6 +127,8 @@ class LocalCrew(Crew):
                 pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)
+        if self._owns_selector:
+            self._selector.close()
 
     def _start(
         self,
@@ -158,7 +166,7 @@ class LocalCrew(Crew):
         )  # fmt: skip
         for descriptor, name in pipes:
             os.set_blocking(descriptor, False)
-            self.selector.register(descriptor, selectors.EVENT_READ, (worker, name))
+            self._selector.register(descriptor, selectors.EVENT_READ, (worker, name))
 
     def _read(self, key: selectors.SelectorKey) -> list[Chunk]:
         """What there is to read now, at most 64 KiB."""
@@ -167,7 +175,7 @@ class LocalCrew(Crew):
         except BlockingIOError:
             return []
         if not data:
-            self.selector.unregister(key.fd)
+            self._selector.unregister(key.fd)
             return []
         worker, pipe = key.data
         if pipe == "events":
@@ -176,10 +184,13 @@ class LocalCrew(Crew):
 
     def _drain(self, worker: Worker) -> Iterator[Chunk]:
         """What an ended worker has left in its pipes; its children may hold them open, and go on writing."""
-        keys = [k for k in self.selector.get_map().values() if not callable(k.data) and k.data[0] is worker]
-        for key in keys:
+        for key in self._keys(worker):
             for _ in range(_DRAIN):
                 chunks = self._read(key)
                 if not chunks:
                     break
                 yield from chunks
+
+    def _keys(self, worker: Worker) -> list[selectors.SelectorKey]:
+        keys = self._selector.get_map().values()
+        return [key for key in keys if not callable(key.data) and key.data[0] is worker]

@@ -12,12 +12,15 @@ from typing import Any
 class Signals:
     """While entered, SIGINT, SIGTERM and SIGHUP are collected; they and SIGCHLD make ``fileno()`` readable.
 
+    It may be entered again by whoever is given it.
+
     Attributes:
         received: The numbers of the signals that asked for the end, in their order.
     """
 
     def __init__(self) -> None:
         self.received: list[int] = []
+        self._depth = 0
         self._before: dict[int, Any] = {}
         self._previous = -1
         self._reader = self._writer = -1
@@ -31,6 +34,9 @@ class Signals:
             os.read(self._reader, 1 << 16)
 
     def __enter__(self) -> Signals:
+        self._depth += 1
+        if self._depth > 1:
+            return self
         self._reader, self._writer = os.pipe()
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
@@ -43,6 +49,9 @@ class Signals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
         signal.set_wakeup_fd(self._previous)
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -31,6 +31,7 @@ def run(
     recorder: Recorder | None = None,
     report_to: Path | None = None,
     start: Callable[[Job, Signals], Crew] = LocalCrew,
+    signals: Signals | None = None,
 ) -> int:
     """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left.
 
@@ -40,17 +41,18 @@ def run(
         recorder: Is given what the workers tell and how the job ends, and is finished then.
         report_to: A file for the report of a failure, which then is not shown.
         start: Starts the workers.
+        signals: Collects signals already; if nobody does, they are collected from here on.
     """
     logs = Logs(log_dir, job.size)
     listener = Listener(recorder)
     try:
         with (
-            Signals() as signals,
-            contextlib.closing(start(job, signals)) as crew,
+            signals or Signals() as collected,
+            contextlib.closing(start(job, collected)) as crew,
             contextlib.closing(open_screen(report_to)) as screen,
         ):
             listener.screen = screen
-            outcome = _Supervisor(job, crew, screen, logs, listener, signals.received).watch()
+            outcome = _Supervisor(job, crew, screen, logs, listener, collected.received).watch()
             listener.finish(outcome)
             screen.report(outcome.lines)  # after anything else that there is to say
             return outcome.status
