@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import selectors
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,7 @@ class _Agent:
             except OSError as error:
                 self._say_trouble(f"its agent failed: {error}")
             if self._signals.received:
-                self._say_trouble(f"its agent was ended by signal {self._signals.received[0]}")
+                self._say_trouble(f"its agent was ended by {signal.Signals(self._signals.received[0]).name}")
             if not self._channel.is_open or time.monotonic() - self._heard > SILENCE:
                 self._is_over = True
 
