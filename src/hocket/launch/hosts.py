@@ -59,7 +59,7 @@ def read_file(path: Path) -> list[Host]:
             continue
         if len(rest) > 1 or (rest and not rest[0].startswith("slots=")):
             raise UsageError(f"{where}: {line.strip()!r} is not understood: write for example node1 slots=4")
-        host = _parse_host(name + (f":{rest[0].removeprefix('slots=')}" if rest else ""), where)
+        host = _parse_host(name, where, rest[0].removeprefix("slots=") if rest else None)
         if host.slots is None:
             times[host.name] = times.get(host.name, 0) + 1
         if host.slots is not None or times[host.name] == 1:
@@ -97,9 +97,11 @@ def deal(slots: Sequence[int], workers: int | None) -> list[int]:
     return counts
 
 
-def _parse_host(text: str, where: str) -> Host:
-    name, slots = text, None
-    if bracketed := re.fullmatch(r"((?:[\w.+-]+@)?)\[([^\]]*)\](?::(.*))?", text):
+def _parse_host(text: str, where: str, slots: str | None = None) -> Host:
+    name = text
+    if slots is not None:
+        name = text.replace("[", "").replace("]", "")
+    elif bracketed := re.fullmatch(r"((?:[\w.+-]+@)?)\[([^\]]*)\](?::(.*))?", text):
         name, slots = bracketed[1] + bracketed[2], bracketed[3]
     elif text.count(":") == 1:
         name, _, slots = text.partition(":")

@@ -27,7 +27,7 @@ class Link:
         number: Its number in the job.
         hello: What its agent has told of it; empty until it has.
         clock: By how many seconds its clock is ahead of this one's.
-        heard: When it last said something, by the monotonic clock.
+        silent: For how many seconds it has said nothing while it was listened to.
         words: The last lines that ssh, the shell or the agent wrote to their standard error.
         trouble: Why nothing more comes; empty while all is well.
     """
@@ -36,7 +36,7 @@ class Link:
         self.host, self.number = host, number
         self.hello: dict[str, Any] = {}
         self.clock = 0.0
-        self.heard = time.monotonic()
+        self.silent = 0.0
         self.words: deque[str] = deque(maxlen=_WORDS)
         self.trouble = ""
         self.is_done = False  # it has said that its part is over
@@ -63,8 +63,6 @@ class Link:
     def receive(self) -> list[Frame]:
         """The messages that have come; sets ``trouble`` if the connection is over."""
         data = self.channel.read()
-        if data:
-            self.heard = time.monotonic()
         try:
             got = self.channel.decode(self._skip_noise(data))
         except JobError as error:
@@ -73,6 +71,8 @@ class Link:
         for frame in got:
             if frame.kind == "hello":
                 self.hello, self.clock = frame.head, float(frame.head["time"]) - time.time()
+            elif frame.kind == "trouble":
+                self.trouble = str(frame.head.get("text"))
             self.is_done = self.is_done or frame.kind == "bye"
         if not self.channel.is_open and not self.trouble:
             self.trouble = "the connection ended"

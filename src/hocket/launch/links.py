@@ -26,6 +26,7 @@ class Links:
         self.all = list(links)
         self._received = signals.received
         self._last = time.monotonic()
+        self._minds_silence = False
         self._selector = selectors.PollSelector()  # it also takes files, which the standard input may be
         self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
         for link in links:
@@ -45,10 +46,6 @@ class Links:
 
     def receive(self, seconds: float) -> Iterator[tuple[Link, Frame]]:
         """What agents say; waits at most ``seconds`` if they say nothing. Notices those that are gone or silent."""
-        now = time.monotonic()
-        if now - self._last > _PING:  # this process stood still, so it was not they who were silent
-            for link in self.all:
-                link.heard += now - self._last
         for link in self.all:
             self._watch_writer(link)
         for key, _ in self._selector.select(seconds):
@@ -58,17 +55,25 @@ class Links:
                 if not key.data.listen_to_ssh():
                     self._selector.unregister(key.fd)
             elif key.fd == key.data.channel.reader:
+                key.data.silent = 0.0
                 for frame in key.data.receive():
                     yield key.data, frame
                 if key.data.trouble:
                     self._forget(key.data)
             else:
                 key.data.channel.flush()
-        self._last = time.monotonic()
-        for link in self.all:
-            if not link.trouble and link.hello and self._last - link.heard > SILENCE:
+        before, self._last = self._last, time.monotonic()
+        for link in self.all if self._minds_silence else ():
+            link.silent += min(self._last - before, _PING)  # it may have been this process that stood still
+            if not link.trouble and link.silent > SILENCE:
                 link.trouble = f"nothing was heard of it for {SILENCE:.0f} s"
                 self._forget(link)
+
+    def mind_silence(self) -> None:
+        """From now on agents have to say that they are alive; a question may keep them from it."""
+        self._minds_silence = True
+        for link in self.all:
+            link.silent = 0.0
 
     def ask(
         self, questions: dict[Link, dict[str, Any]], kind: str, answer: str, seconds: float, body: bytes = b""

@@ -154,8 +154,10 @@ class _Preflight:
         return found
 
     def _ask(self, kind: str, answer: str, questions: dict[Link, dict[str, Any]]) -> dict[Link, dict[str, Any]]:
-        answered = self._links.ask(questions, kind, answer, _ANSWER)
-        for link in questions:
+        """The answers of the agents that are there; the others have a problem."""
+        asked = {link: head for link, head in questions.items() if not link.trouble}
+        answered = self._links.ask(asked, kind, answer, _ANSWER)
+        for link in asked:
             if link not in answered:
                 self._problems.append((link, self._why_silent(link)))
         return answered
@@ -173,7 +175,8 @@ class _Preflight:
             print(f"hocket: ended by signal {number} before anything was started", file=sys.stderr)
             raise SystemExit(128 + number)
         if self._problems:
-            lines = [f"  {link.host.name}: {problem}" for link, problem in self._problems]
+            ordered = sorted(self._problems, key=lambda found: found[0].number)
+            lines = [f"  {link.host.name}: {problem}" for link, problem in ordered]
             raise HostError("\nhocket: ".join(["nothing was started, because of these problems:", *lines]))
 
 

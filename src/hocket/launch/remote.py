@@ -47,6 +47,7 @@ class RemoteCrew(Crew):
                 self._of[worker] = link
             told = {name: getattr(job, name) for name in ("command", "size", "settings", "mark")}
             link.channel.send("start", **told, place=dataclasses.asdict(place), port=port, folder=folder)
+        links.mind_silence()
         self._first = next(iter(places))
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background, reading fails instead of stopping us
         self._reads_input = False
@@ -88,8 +89,6 @@ class RemoteCrew(Crew):
         head = frame.head
         if frame.kind == "input taken":
             self._read_input(True)
-        elif frame.kind == "trouble":
-            link.trouble = str(head.get("text"))
         elif frame.kind in ("output", "ended"):
             worker = self._find(link, head)
             if worker is None:

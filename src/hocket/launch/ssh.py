@@ -11,6 +11,8 @@ from hocket.errors import UsageError
 from hocket.launch.hosts import Host
 
 _AGENT = ("-m", "hocket.launch.agent")
+# Modules that happen to lie in the folder in which it is started are none of the agent's.
+_SAFE = "PYTHONSAFEPATH=1"
 # The user's own options come before these, and ssh takes the first that it finds.
 _OPTIONS = {
     "BatchMode": "yes",  # nobody is there to type a password
@@ -30,15 +32,14 @@ def command(host: Host, ssh: str, python: str | None, exported: Mapping[str, str
         exported: The environment that workers get; of it the agent needs to know where to find Hocket.
     """
     if host.is_here:
-        return [sys.executable, *_AGENT]
+        return [sys.executable, "-P", *_AGENT]
     try:
         words = shlex.split(ssh)
     except ValueError as error:
         raise UsageError(f"--ssh {ssh}: {error}; write it as a shell would read it") from None
     options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
-    # Modules that happen to lie in the folder in which one logs in are none of the agent's.
-    environment = ["PYTHONSAFEPATH=1", *(f"{name}={exported[name]}" for name in ("PYTHONPATH",) if name in exported)]
-    remote = shlex.join(["exec", "env", *environment, python or sys.executable, *_AGENT])
+    found_at = [f"PYTHONPATH={exported['PYTHONPATH']}"] if "PYTHONPATH" in exported else []
+    remote = shlex.join(["exec", "env", _SAFE, *found_at, python or sys.executable, *_AGENT])
     return [*words, *options, "-T", "--", host.name, remote]
 
 
