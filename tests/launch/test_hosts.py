@@ -122,7 +122,7 @@ def test_much_output_arrives_whole(sshd: Sshd, tmp_path: Path) -> None:
 @pytest.mark.parametrize("hosts", ["a:1,b:1", "localhost:1,b:1"])
 def test_the_standard_input_is_rank_0s(sshd: Sshd, tmp_path: Path, hosts: str) -> None:
     given = "".join(f"line {i} {'y' * 90}\n" for i in range(5_000))
-    text = "import os, sys; data = sys.stdin.read(); print(os.environ['RANK'], len(data), data.endswith('yyy' + chr(10)))"
+    text = "import os, sys; d = sys.stdin.read(); print(os.environ['RANK'], len(d), d.endswith('yyy' + chr(10)))"
     done = sshd.run(hosts, tmp_path, text, stdin=given)
     assert sorted(done.stdout.splitlines()) == [f"[0] 0 {len(given)} True", "[1] 1 0 False"], done.stderr
 
