@@ -1,5 +1,6 @@
 """Fixtures of all tests; one of them fails any test that leaves something behind."""
 
+import itertools
 import os
 import secrets
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from pool import Pool
 
+from hocket.rig import Rig, needs
+from hocket.rig.rig import down
+
 SESSION = secrets.token_hex(8)
 os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a test starts
+RIGS = f"t{SESSION[:6]}-"  # with which the names of all rigs of this session begin
 MARK = f"HOCKET_TEST_SESSION={SESSION}".encode()
 
 
@@ -79,6 +85,12 @@ def _ports(pids: set[int]) -> set[str]:
     return found - {""}
 
 
+def _rigs() -> set[Path]:
+    """What is there of rigs that tests of this session have made; others may be at work on this machine."""
+    places = [("/run/netns", "hocket."), ("/etc/netns", "hocket."), ("/run/hocket-rig", ""), ("/sys/class/net", "hk-")]
+    return {path for folder, prefix in places for path in Path(folder).glob(f"{prefix}{RIGS}*")}
+
+
 def _state(pool_pids: set[int]) -> dict[str, set[object]]:
     return {
         "processes": ({p for p in _children(os.getpid()) if p not in pool_pids} | _marked())
@@ -86,6 +98,7 @@ def _state(pool_pids: set[int]) -> dict[str, set[object]]:
         "threads": {thread.name for thread in threading.enumerate()},
         "shared memory": set(Path("/dev/shm").iterdir()),
         "ports": set(_ports({os.getpid(), *pool_pids})),
+        "rigs": set(_rigs()),
     }
 
 
@@ -121,3 +134,35 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+class Rigs:
+    """Makes rigs with names of their own."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def name(self) -> str:
+        """A name for a rig that is removed after the test, whoever makes it."""
+        self._names.append(f"{RIGS}{next(self._numbers)}")
+        return self._names[-1]
+
+    def __call__(self, hosts: int = 2, rate: str | None = None, **options: Any) -> Rig:
+        return Rig.up(hosts, rate, **{"name": self.name(), **options})
+
+    def remove(self) -> None:
+        for name in self._names:
+            down(name)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rigs]:
+    """Call it for a rig: ``rig(2, "100mbit")``, with the arguments of ``Rig.up``; it is removed after the test."""
+    reason = needs.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    rigs = Rigs()
+    yield rigs
+    rigs.remove()

@@ -12,15 +12,17 @@ LAYERS = ["transport", "comm", "strategies", "job", "launch"]  # each may import
 COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"}}
 FOR_EVERYONE = {"__init__", *COMMON}
 CALLER = ROOT / "launch" / "function.py"
-BESIDE = {"observe": {"rich", "tensorboard"}}  # seen by launch alone, and what else they may import
+BESIDE = {"observe": {"rich", "tensorboard"}, "rig": set()}  # seen by launch alone, and what else they may import
 NO_TORCH = [
     "hocket.launch",
     "hocket.launch.agent",
     "hocket.launch.called",
     "hocket.launch.cli",
+    "hocket.launch.rig_cli",
     "hocket.launch.supervisor",
     "hocket.observe.recorder",
     "hocket.observe.show",
+    "hocket.rig",
     "hocket.strategies.choices",
     "hocket.transport.interfaces",
     "hocket.config",

@@ -9,6 +9,7 @@
     ├── CheckpointError       a checkpoint cannot be written, is damaged, or does not fit
     ├── NonFiniteError        a gradient is NaN or infinite, and ``--on-nan`` is ``raise``
     ├── RecordError           the record of a run cannot be written or read
+    ├── RigError              a rig cannot be made, used or removed
     └── JobError              the job cannot go on
         ├── HostError         a host of ``-H`` cannot take part
         ├── WorkerLost        a rank has ended while others wait for it
@@ -54,6 +55,10 @@ class NonFiniteError(HocketError, ArithmeticError):
 
 class RecordError(HocketError):
     """The record of a run cannot be written or read."""
+
+
+class RigError(HocketError):
+    """A rig cannot be made, used or removed."""
 
 
 class JobError(HocketError, RuntimeError):

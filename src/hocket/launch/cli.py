@@ -15,7 +15,7 @@ import typer
 
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
-from hocket.launch import bench_cli, hosts, machine, preflight, recording, runs_cli, supervisor
+from hocket.launch import bench_cli, hosts, machine, preflight, recording, rig_cli, runs_cli, supervisor
 from hocket.launch.environment import Job
 from hocket.launch.party import Wishes
 from hocket.launch.signals import Signals
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_cli.app, name="bench")
 app.add_typer(runs_cli.app, name="runs")
+app.add_typer(rig_cli.app, name="rig")
 
 
 def _flag(name: str) -> typer.models.OptionInfo:
