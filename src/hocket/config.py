@@ -69,7 +69,7 @@ SETTINGS = {
         ),
         Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),
         Setting("python", "", (), "The interpreter on the other hosts, if it is not at the same path as here."),
-        Setting("interface", "", (), "The network interface for the job, instead of the one that is found."),
+        Setting("interface", "", (), "The network interface for the job, or several (eth0,ens3); else it is found."),
         Setting("run-dir", "hocket-runs", (), "The folder for the records of runs, one folder each."),
     )
 }

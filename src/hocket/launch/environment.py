@@ -71,6 +71,8 @@ def environment(
         base: What to begin with, instead of the environment of this process.
     """
     env = dict(config.environment() if base is None else base)
+    for name in config.FOR_HOSTS:
+        env.pop(config.SETTINGS[name].variable, None)  # for the launcher alone
     rank, count = (local_rank, job.size) if place is None else (place.first + local_rank, place.count)
     if not env.get("OMP_NUM_THREADS"):
         env["OMP_NUM_THREADS"] = str(max(1, machine.cores() // count))

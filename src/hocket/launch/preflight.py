@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ class _Preflight:
         for link, said in listening.items():
             if not said["addresses"]:
                 known = ", ".join(said["interfaces"])
-                problem = f"it has no interface {interface!r} that is up, but {known}: name one that all hosts have"
+                problem = f"it has no interface {interface!r} that is up, but {known}: use --interface {interface},NAME"
                 self._problems.append((link, problem))
         targets = {
             link: [[link.number, address, said["port"]] for _, address in said["addresses"]]
@@ -172,7 +173,7 @@ class _Preflight:
     def _raise_problems(self) -> None:
         if self._signals.received:
             number = self._signals.received[0]
-            print(f"hocket: ended by signal {number} before anything was started", file=sys.stderr)
+            print(f"hocket: ended by {signal.Signals(number).name} before anything was started", file=sys.stderr)
             raise SystemExit(128 + number)
         if self._problems:
             ordered = sorted(self._problems, key=lambda found: found[0].number)

@@ -16,6 +16,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ _ENTRY = struct.Struct("16s16s8x")  # a name and a socket address
 _UP = 1
 _HELLO = b"hocket reach 1\0\0"
 _NONCE, _PROOF = 32, 32
+_AFTER = 0.5  # seconds for the other addresses of hosts that have all answered somewhere
 
 
 class Target(NamedTuple):
@@ -36,13 +38,14 @@ class Target(NamedTuple):
 
 
 def addresses(interface: str | None = None) -> list[tuple[str, str]]:
-    """The names and addresses of this host's interfaces that are up, loopback last; or those of one of them.
+    """The names and addresses of this host's interfaces that are up, loopback last.
 
+    With ``interface`` those of one of them, or of several, separated by commas: hosts may have different names for it.
     IPv6 addresses that hold on one link only are left out.
     """
     found = [*_version_4(), *_version_6()]
     if interface is not None:
-        found = [entry for entry in found if entry[0] == interface]
+        found = [entry for entry in found if entry[0] in interface.split(",")]
     return sorted(found, key=lambda entry: ipaddress.ip_address(entry[1]).is_loopback)
 
 
@@ -99,23 +102,39 @@ class Listener:
 
 
 def try_addresses(targets: Sequence[Target], secret: bytes, seconds: float) -> list[Target]:
-    """Try all ``targets`` at once; those of them that lead to the host that is meant. Blocks at most ``seconds``."""
+    """Try all ``targets`` at once; those of them that lead to the host that is meant.
 
-    async def all_of_them() -> list[bool]:
-        return await asyncio.gather(*(_try(target, secret, seconds) for target in targets))
+    Blocks at most ``seconds``, and not long after every host has answered somewhere: addresses that lead nowhere often
+    are silent.
+    """
+    return asyncio.run(_try_all(targets, secret, seconds))
 
-    return [target for target, good in zip(targets, asyncio.run(all_of_them()), strict=True) if good]
+
+async def _try_all(targets: Sequence[Target], secret: bytes, seconds: float) -> list[Target]:
+    tasks = {asyncio.create_task(_try(target, secret)): target for target in targets}
+    wanted = {target.identity for target in targets}
+    deadline = time.monotonic() + seconds
+    pending = set(tasks)
+    while pending and (left := deadline - time.monotonic()) > 0:
+        done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        wanted -= {tasks[task].identity for task in done if task.result()}
+        if not wanted:
+            deadline = min(deadline, time.monotonic() + _AFTER)
+            wanted = {""}
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    return [target for task, target in tasks.items() if not task.cancelled() and task.result()]
 
 
-async def _try(target: Target, secret: bytes, seconds: float) -> bool:
+async def _try(target: Target, secret: bytes) -> bool:
     writer = None
     try:
-        async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(target.address, target.port, limit=128)
-            nonce = secrets.token_bytes(_NONCE)
-            writer.write(_HELLO + nonce)
-            answer = await reader.readexactly(_NONCE + _PROOF)
-    except (OSError, EOFError, TimeoutError):
+        reader, writer = await asyncio.open_connection(target.address, target.port, limit=128)
+        nonce = secrets.token_bytes(_NONCE)
+        writer.write(_HELLO + nonce)
+        answer = await reader.readexactly(_NONCE + _PROOF)
+    except (OSError, EOFError):
         return False
     finally:
         if writer is not None:
