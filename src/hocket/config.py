@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hocket.errors import UsageError
 
@@ -173,6 +174,15 @@ def exported(more: Sequence[str] = ()) -> dict[str, str]:
             raise UsageError(f"-x {text}: must be a variable that is set here, or NAME=VALUE")
         found[name] = value if given else os.environ[name]
     return found
+
+
+def working_folder() -> str:
+    """The working folder by the name that the user has for it, which other hosts know too if it is a link."""
+    named = os.environ.get("PWD", "")
+    try:
+        return named if os.path.isabs(named) and os.path.samefile(named, ".") else str(Path.cwd())  # noqa: PTH117, PTH121
+    except OSError:
+        return str(Path.cwd())
 
 
 def ssh_address() -> str | None:

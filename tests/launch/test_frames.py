@@ -31,7 +31,7 @@ def raw(head: bytes, body: bytes = b"", magic: bytes = b"HKT1") -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"Welcome to node1!\n", "no message of Hocket's: b'Welcome to node1!"),
+        (b"Welcome to node1!\n", "no message of Hocket's"),
         (raw(b'{"kind": "x"}', magic=b"HKT2"), "no message of Hocket's"),
         (struct.pack("!4sII", b"HKT1", frames.MOST_HEAD + 1, 0), "at most"),
         (struct.pack("!4sII", b"HKT1", 2, 0xFFFFFFFF), "at most"),

@@ -54,7 +54,7 @@ class Decoder:
         while len(self._data) >= _HEADER.size:
             magic, head, body = _HEADER.unpack_from(self._data)
             if magic != _MAGIC:
-                raise JobError(f"what came is no message of Hocket's: {bytes(self._data[:40])!r}")
+                raise JobError("what came is no message of Hocket's")  # and may be secret, so it is not shown
             if head > MOST_HEAD or body > MOST_BODY:
                 raise JobError(f"a message of {head} + {body} bytes came, and at most {MOST_HEAD} + {MOST_BODY} may")
             if len(self._data) < (whole := _HEADER.size + head + body):
@@ -71,5 +71,5 @@ def _parse(text: bytes) -> dict[str, Any]:
     except ValueError:
         head = None
     if not isinstance(head, dict) or not isinstance(head.get("kind"), str):
-        raise JobError(f"a message without a kind came: {text[:40]!r}")
+        raise JobError("a message without a kind came")
     return head

@@ -17,6 +17,7 @@ from hocket.launch.hosts import Host
 
 _MOST_NOISE = 1 << 16  # bytes that a login may print
 _WORDS = 40  # lines of ssh's that are kept
+_PATIENCE = 3.0  # seconds of silence after which an end is not waited for
 
 
 class Link:
@@ -30,6 +31,7 @@ class Link:
         silent: For how many seconds it has said nothing while it was listened to.
         words: The last lines that ssh, the shell or the agent wrote to their standard error.
         trouble: Why nothing more comes; empty while all is well.
+        is_done: Whether it has said that its part is over.
     """
 
     def __init__(self, host: Host, number: int, command: Sequence[str]) -> None:
@@ -39,7 +41,7 @@ class Link:
         self.silent = 0.0
         self.words: deque[str] = deque(maxlen=_WORDS)
         self.trouble = ""
-        self.is_done = False  # it has said that its part is over
+        self.is_done = False
         self._noise = bytearray()  # what came before the marker
         self._has_begun = False
         self._rest = b""
@@ -60,6 +62,11 @@ class Link:
         self.process.stdout.close()
         self.process.stdin.close()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for any more: it is done, gone, or silent where it should speak."""
+        return self.is_done or bool(self.trouble) or self.silent > _PATIENCE
+
     def receive(self) -> list[Frame]:
         """The messages that have come; sets ``trouble`` if the connection is over."""
         data = self.channel.read()
@@ -70,7 +77,7 @@ class Link:
             return []
         for frame in got:
             if frame.kind == "hello":
-                self.hello, self.clock = frame.head, float(frame.head["time"]) - time.time()
+                self.hello, self.clock = frame.head, float(frame.head.get("time", 0)) - time.time()
             elif frame.kind == "trouble":
                 self.trouble = str(frame.head.get("text"))
             self.is_done = self.is_done or frame.kind == "bye"

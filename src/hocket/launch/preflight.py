@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 from hocket import __version__, config
@@ -49,7 +48,7 @@ def gather(wishes: Wishes, job: Job, signals: Signals) -> Party:
 class _Preflight:
     def __init__(self, wishes: Wishes, job: Job, links: Links, signals: Signals) -> None:
         self._wishes, self._job, self._links, self._signals = wishes, job, links, signals
-        self._folder = str(Path.cwd())
+        self._folder = config.working_folder()
         self._problems: list[tuple[Link, str]] = []
 
     def run(self) -> Party:
@@ -185,9 +184,9 @@ def _compare_versions(hello: dict[str, Any]) -> str:
     """What differs between a host and this process; empty if nothing does."""
     torch = machine.version("torch")
     pairs = {
-        "Hocket": (hello["hocket"], __version__),
-        "Python": (_short(hello["python"]), _short(platform.python_version())),
-        "torch": tuple(str(v).partition("+")[0] for v in (hello["torch"], torch)),  # builds for other GPUs are fine
+        "Hocket": (hello.get("hocket"), __version__),
+        "Python": (_short(str(hello.get("python"))), _short(platform.python_version())),
+        "torch": tuple(str(v).partition("+")[0] for v in (hello.get("torch"), torch)),  # builds for other GPUs are fine
     }
     different = [f"{name} {there} there and {here} here" for name, (there, here) in pairs.items() if there != here]
     if not different:

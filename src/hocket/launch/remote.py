@@ -76,7 +76,7 @@ class RemoteCrew(Crew):
         for link in left:
             link.channel.send("end")
         deadline = time.monotonic() + _END
-        while time.monotonic() < deadline and any(not (link.is_done or link.trouble) for link in left):
+        while time.monotonic() < deadline and any(not link.is_over for link in left):
             for link, frame in self._links.receive(0.1):
                 yield from self._take(link, frame)
 
@@ -108,7 +108,9 @@ class RemoteCrew(Crew):
 
     def _note_loss(self, link: Link, place: Place, ranks: list[int]) -> None:
         self._links.listen_to_end(link)
-        self.losses.append(Loss(place.name, ranks, link.trouble + ssh.said(list(link.words))))
+        status = link.process.poll()
+        ended = "" if status is None else f", {'its agent' if link.host.is_here else 'ssh'} with status {status}"
+        self.losses.append(Loss(place.name, ranks, f"{link.trouble}{ended}{ssh.said(list(link.words))}"))
 
     def _read_input(self, on: bool) -> None:
         """Begin or stop to wait for the standard input, which belongs to rank 0."""
