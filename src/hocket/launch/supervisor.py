@@ -116,7 +116,7 @@ class _Supervisor:
             if not worker.is_running:
                 running.remove(worker)
                 self._finish(worker)
-                if worker.returncode:
+                if worker.returncode and worker.stage != "reported":
                     failed.append(self._ending(worker, worker.returncode))
             elif worker.stage == "failed":
                 self._failed_at.setdefault(worker.rank, time.monotonic())
