@@ -187,14 +187,6 @@ def main() -> None:
             threading.Thread(target=time.sleep, args=(60,)).start()
             raise ValueError("this rank is broken")
         hocket.barrier()
-    elif what == "late":
-        import atexit
-
-        hocket.init()
-        if hocket.rank() == 1:
-            atexit.register(time.sleep, 1.15)  # ends just after the launcher has stopped waiting for that
-            raise ValueError("this rank is broken")
-        hocket.barrier()
     elif what == "chatter":
         hocket.init()
         if hocket.rank() == 1:
