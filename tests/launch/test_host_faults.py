@@ -1,5 +1,6 @@
 """Deaths in a job over several hosts: of workers, agents, ssh and the launcher. Nothing is left on any host."""
 
+import base64
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ class Launched:
             for worker in descendants(pid) | set(session_processes()):
                 value = variable(worker, "HOCKET_JOB")
                 self.mark = value or self.mark
-        assert len(leftovers.find(self.mark)) == 6
+        assert len(self.workers()) == 3
 
     def workers(self) -> dict[int, int]:
         """The process id of each rank."""
@@ -155,6 +156,36 @@ def test_a_worker_that_is_killed_ends_the_job(sshd: Sshd, tmp_path: Path) -> Non
         os.kill(job.workers()[2], signal.SIGKILL)
         assert job.finish(0.1) == 137
         assert "hocket: rank 2 on b was killed by SIGKILL" in job.stderr
+
+
+KEEP = """
+import os, time
+with open("secret", "wb") as file:
+    file.write(os.read(int(os.environ["HOCKET_SECRET_FD"]), 100))
+print("running", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_secret_is_in_no_argument_list_and_no_environment(sshd: Sshd, tmp_path: Path) -> None:
+    with launched(sshd, tmp_path, "a:2,b:1", KEEP, "--log-dir", "logs") as job:
+        secret = (tmp_path / "secret").read_bytes()
+        assert len(secret) == 32
+        seen = 0
+        for entry in Path("/proc").glob("[0-9]*"):
+            text = cmdline(int(entry.name))
+            try:
+                text += (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            seen += 1
+            for form in (secret, secret.hex().encode(), base64.b64encode(secret)[:40], repr(secret).encode()):
+                assert form not in text
+        assert seen > 8
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143
+        for path in (tmp_path / "logs").iterdir():
+            assert secret.hex() not in path.read_text()
 
 
 def test_an_agent_that_is_asked_to_end_says_so(sshd: Sshd, tmp_path: Path) -> None:

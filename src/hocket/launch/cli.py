@@ -87,6 +87,8 @@ def run(
     if host is not None and hostfile is not None:
         raise UsageError("-H and --hostfile both name the hosts: use one of them")
     named = hosts.parse(host) if host is not None else hosts.read_file(hostfile) if hostfile is not None else []
+    if not named:
+        _refuse_without_hosts({"--ssh": ssh, "--python": python, "--interface": interface, "-x": export})
     count = machine.worker_count(workers) if not named else 0
     command = _command(script, args or [], module)
     flags = {
@@ -130,6 +132,12 @@ def main() -> None:
     except HocketError as error:
         print(f"hocket: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _refuse_without_hosts(flags: dict[str, object]) -> None:
+    for flag, value in flags.items():
+        if value is not None and value != []:
+            raise UsageError(f"{flag} is for other hosts: name these with -H node1:4,node2:4 or --hostfile")
 
 
 def _wishes(named: list[hosts.Host], workers: str, settings: dict[str, str], export: list[str]) -> Wishes:

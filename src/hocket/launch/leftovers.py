@@ -102,7 +102,7 @@ class Guardian:
         reader, self._writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _guard(mark, reader, self._writer)
+            _guard(mark, reader)
         os.close(reader)
 
     def dismiss(self) -> None:
@@ -114,7 +114,7 @@ class Guardian:
             os.waitpid(self.pid, 0)
 
 
-def _guard(mark: str, reader: int, writer: int) -> None:
+def _guard(mark: str, reader: int) -> None:
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -124,7 +124,7 @@ def _guard(mark: str, reader: int, writer: int) -> None:
         for descriptor in range(3):
             os.dup2(null, descriptor)
         os.closerange(3, reader)
-        os.closerange(reader + 1, max(writer, null, *map(int, os.listdir("/proc/self/fd"))) + 1)  # noqa: PTH208
+        os.closerange(reader + 1, 1 << 16)
         if not os.read(reader, 1):
             kill(mark)
     finally:

@@ -37,6 +37,8 @@ def command(host: Host, ssh: str, python: str | None, exported: Mapping[str, str
         words = shlex.split(ssh)
     except ValueError as error:
         raise UsageError(f"--ssh {ssh}: {error}; write it as a shell would read it") from None
+    if not words:
+        raise UsageError(f"--ssh {ssh!r}: must be a command, for example --ssh 'ssh -p 2222'")
     options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
     found_at = [f"PYTHONPATH={exported['PYTHONPATH']}"] if "PYTHONPATH" in exported else []
     remote = shlex.join(["exec", "env", _SAFE, *found_at, python or sys.executable, *_AGENT])
