@@ -10,6 +10,7 @@ import os
 import select
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -98,8 +99,10 @@ class _Agent:
                 self._say_trouble(f"its agent failed: {error}")
             if self._signals.received:
                 self._say_trouble(f"its agent was ended by {signal.Signals(self._signals.received[0]).name}")
-            if not self._channel.is_open or time.monotonic() - self._heard > SILENCE:
+            if time.monotonic() - self._heard > SILENCE:
+                print(f"its agent heard nothing of the launcher for {SILENCE:.0f} s", file=sys.stderr, flush=True)
                 self._is_over = True
+            self._is_over = self._is_over or not self._channel.is_open
 
     def close(self) -> None:
         """End everything of the job on this host."""

@@ -18,13 +18,34 @@ from hocket.launch import machine
 from hocket.launch.local import reserve_port
 from hocket.transport import interfaces
 
-_FIND = (
-    "import importlib.util, sys\n"
-    "spec = importlib.util.find_spec(sys.argv[1])\n"
-    "if spec is None: raise SystemExit(3)\n"
-    "if spec.submodule_search_locations is not None: spec = importlib.util.find_spec(sys.argv[1] + '.__main__')\n"
-    "print('\\n' + (spec.origin if spec and spec.origin else ''))"
-)
+# Prints the file of a module. Packages around it are imported only if it is not found without that.
+_FIND = """
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+
+def walk(name):
+    before, _, last = name.rpartition(".")
+    if not before:
+        return find_spec(name)
+    around = walk(before)
+    where = around and around.submodule_search_locations
+    return where and PathFinder.find_spec(name, where)
+
+def look(name):
+    try:
+        found = walk(name)
+    except Exception:
+        found = None
+    return found or find_spec(name)
+
+spec = look(sys.argv[1])
+if spec is None:
+    raise SystemExit(3)
+if spec.submodule_search_locations is not None:
+    spec = look(sys.argv[1] + ".__main__") or spec
+print("\\n" + (spec.origin if spec.has_location else ""))
+"""
 
 
 def hello() -> dict[str, Any]:
