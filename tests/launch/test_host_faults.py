@@ -142,6 +142,19 @@ def test_an_agent_that_is_killed_ends_the_job(sshd: Sshd, tmp_path: Path, hosts:
         assert f"hocket: host {name} ({ranks}) was lost after " in job.stderr.splitlines()[-1]
 
 
+def test_a_host_whose_worker_dies_first_is_lost(sshd: Sshd, tmp_path: Path) -> None:
+    with launched(sshd, tmp_path) as job:
+        worker, agent = job.workers()[2], job.agents()[1]
+        os.kill(worker, signal.SIGKILL)
+        while Path(f"/proc/{worker}").exists():  # until its agent has noticed
+            pass
+        os.kill(agent, signal.SIGKILL)
+        assert job.finish() == 1
+        lines = job.stderr.splitlines()
+        assert "hocket: host b (rank 2) was lost after " in lines[-1]
+        assert lines[-2] == "hocket: the other 2 workers were stopped."
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_ssh_that_is_killed_ends_the_job(sshd: Sshd, tmp_path: Path, number: int) -> None:
     with launched(sshd, tmp_path) as job:

@@ -38,6 +38,7 @@ class RemoteCrew(Crew):
         self.losses: list[Loss] = []
         self.workers: list[Worker] = []
         self._links, self._places = links, places
+        self._lost: set[Link] = set()
         self._is_closed = False
         self._of: dict[Worker, Link] = {}
         for link, place in places.items():
@@ -60,12 +61,9 @@ class RemoteCrew(Crew):
         if time.monotonic() > self._input_again:
             self._input_again = float("inf")
             self._read_input(True)
-        for link, place in self._places.items():
-            mine = [worker for worker in self._of if self._of[worker] is link and worker.is_running]
-            if link.trouble and mine:
-                for worker in mine:
-                    worker.is_lost = True
-                self._note_loss(link, place, [worker.rank for worker in mine])
+        for link in self._places:
+            if link.trouble and not link.is_done and link not in self._lost:
+                self._note_loss(link)
 
     def signal(self, worker: Worker, number: int) -> None:
         if worker.is_running:
@@ -106,11 +104,19 @@ class RemoteCrew(Crew):
         worker = self.workers[rank]
         return worker if self._of[worker] is link else None
 
-    def _note_loss(self, link: Link, place: Place, ranks: list[int]) -> None:
+    def _note_loss(self, link: Link) -> None:
+        self._lost.add(link)
+        # Who has failed a moment before did so because the host was about to be lost.
+        mine = [worker for worker in self._of if self._of[worker] is link and worker.returncode != 0]
+        if not mine:
+            return
+        for worker in mine:
+            worker.is_lost = worker.is_running
         self._links.listen_to_end(link)
         status = link.process.poll()
         ended = "" if status is None else f", {'its agent' if link.host.is_here else 'ssh'} with status {status}"
-        self.losses.append(Loss(place.name, ranks, f"{link.trouble}{ended}{ssh.said(list(link.words))}"))
+        reason = f"{link.trouble}{ended}{ssh.said(list(link.words))}"
+        self.losses.append(Loss(link.host.name, [worker.rank for worker in mine], reason))
 
     def _read_input(self, on: bool) -> None:
         """Begin or stop to wait for the standard input, which belongs to rank 0."""

@@ -81,8 +81,8 @@ def loss(
         f"host {lost.host} ({ranks(lost.ranks)}) was lost after {seconds:.1f} s: {lost.reason}" for lost in losses
     )
     others = [f"hocket: rank {f.rank} on {f.host} failed too: {f.error}" for f in failures if f.error]
-    gone = sum(len(lost.ranks) for lost in losses) + len(failures)
-    return Outcome(1, reason, [*others, *_stopped(size - gone), *checkpoint, f"hocket: {reason}"])
+    gone = {rank for lost in losses for rank in lost.ranks} | {failed.rank for failed in failures}
+    return Outcome(1, reason, [*others, *_stopped(size - len(gone)), *checkpoint, f"hocket: {reason}"])
 
 
 def failure(failures: list[Ending], size: int, seconds: float, checkpoint: list[str]) -> Outcome:
