@@ -12,12 +12,17 @@ PAGE = Path(__file__).parent / "settings.md"
 GIVEN = [
     ("RANK, LOCAL_RANK", "The number of this worker in the job, and on its host."),
     ("WORLD_SIZE, LOCAL_WORLD_SIZE", "How many workers the job has, and this host."),
+    ("GROUP_RANK, GROUP_WORLD_SIZE", "The number of this worker's host, and how many hosts the job has."),
     ("MASTER_ADDR, MASTER_PORT", "Where a script that calls `torch.distributed.init_process_group` finds its store."),
     ("OMP_NUM_THREADS", "Threads of a worker: the cores divided by the workers, unless you have set it."),
     ("PYTHONUNBUFFERED", "1, so that lines appear when they are printed."),
     ("HOCKET_RENDEZVOUS", "The abstract socket on which rank 0 hands out shared memory."),
     ("HOCKET_JOB", "A mark that every process of the job inherits, by which leftovers are found."),
     ("HOCKET_EVENTS", "The pipe through which the launcher hears how far a worker is."),
+    ("HOCKET_SECRET_FD", "The pipe from which a worker reads the job's secret of 32 bytes."),
+    ("HOCKET_HOST_NAME", "With `-H`: this host as it was written there."),
+    ("HOCKET_ADDRESS", "With `-H`: the address of this host at which all others reach it."),
+    ("GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME", "With `-H`: the interface of that address, unless you have set it."),
 ]
 
 

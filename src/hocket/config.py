@@ -7,8 +7,9 @@ variables follow. Precedence: flag, then environment, then the script, then the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hocket.errors import UsageError
 
@@ -67,6 +68,9 @@ SETTINGS = {
             (),
             "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never.",
         ),
+        Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),
+        Setting("python", "", (), "The interpreter on the other hosts, if it is not at the same path as here."),
+        Setting("interface", "", (), "The network interface for the job, or several (eth0,ens3); else it is found."),
         Setting("run-dir", "hocket-runs", (), "The folder for the records of runs, one folder each."),
     )
 }
@@ -74,7 +78,11 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Config:
-    """Who this process is and what it was told; ``None`` where nobody said."""
+    """Who this process is and what it was told; ``None`` where nobody said.
+
+    ``address`` and ``port`` are those of the job's store (MASTER_ADDR); ``host_name`` is this host as the user wrote
+    it, ``host_address`` where the other hosts reach it, and ``secret_fd`` the pipe with the job's 32-byte secret.
+    """
 
     rank: int = 0
     size: int = 1
@@ -141,6 +149,54 @@ def told() -> dict[str, str]:
 def environment() -> dict[str, str]:
     """A copy of this process's environment, to give to a child."""
     return dict(os.environ)
+
+
+FOR_HOSTS = ("ssh", "python", "interface")
+"""Settings that mean something with several hosts only."""
+
+LAUNCHERS_OWN = (*FOR_HOSTS, "run-dir")
+"""Settings that concern the launcher alone."""
+
+_EXPORTED = ("HOCKET_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
+_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_EVENTS", "HOCKET_SECRET_FD", "HOCKET_HOST_NAME",
+             "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
+
+
+def exported(more: Sequence[str] = ()) -> dict[str, str]:
+    """The variables of this environment that workers on other hosts get too.
+
+    Args:
+        more: Variables by name, or ``NAME=VALUE``, that the user wants them to get.
+    """
+    own = {SETTINGS[name].variable for name in LAUNCHERS_OWN}
+    found = {k: v for k, v in os.environ.items() if k.startswith(_EXPORTED) and k not in own | _OF_A_JOB}
+    for text in more:
+        name, given, value = text.partition("=")
+        if not name.isidentifier() or not (given or name in os.environ):
+            raise UsageError(f"-x {text}: must be a variable that is set here, or NAME=VALUE")
+        found[name] = value if given else os.environ[name]
+    return found
+
+
+def working_folder() -> str:
+    """The working folder by the name that the user has for it, which other hosts know too if it is a link."""
+    named = os.environ.get("PWD", "")
+    try:
+        return named if os.path.isabs(named) and os.path.samefile(named, ".") else str(Path.cwd())  # noqa: PTH117, PTH121
+    except OSError:
+        return str(Path.cwd())
+
+
+def ssh_address() -> str | None:
+    """The address of this host at which SSH was reached, if this process was started through it."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else None
+
+
+def visible_gpus() -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES leaves to see, or None if it is not set."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if value is None else [part for part in value.split(",") if part.strip() not in ("", "-1")]
 
 
 def choice(name: str, value: str) -> str:

@@ -11,6 +11,7 @@
     ├── RecordError           the record of a run cannot be written or read
     ├── RigError              a rig cannot be made, used or removed
     └── JobError              the job cannot go on
+        ├── HostError         a host of ``-H`` cannot take part
         ├── WorkerLost        a rank has ended while others wait for it
         └── DeadlineExceeded  a rank is alive but has not arrived within ``--timeout``
 
@@ -62,6 +63,10 @@ class RigError(HocketError):
 
 class JobError(HocketError, RuntimeError):
     """The job cannot go on."""
+
+
+class HostError(JobError):
+    """A host cannot take part in the job; the message has a line for each problem."""
 
 
 class WorkerLost(JobError):

@@ -138,6 +138,10 @@ def test_help_and_choices_need_no_torch() -> None:
         (["run", "--on-nan", "explode", SCRIPT], "the choices are raise, skip, ignore"),
         (["run", "--transport", "pigeon", SCRIPT], "the choices are auto, shared-memory, gloo"),
         (["run", "--log-dir", "/dev/null/x", SCRIPT], "choose a folder that can be written to"),
+        (["run", "-n", "2", "--interface", "eth0", SCRIPT], "--interface is for other hosts: name these"),
+        (["run", "-H", "node1:x", SCRIPT], "'x' is no number of workers from 1: write for example node1:4"),
+        (["run", "-H", "localhost:1", "--ssh", " ", "nowhere.py"], "no script 'nowhere.py' in"),
+        (["run", "--hostfile", "/nowhere", SCRIPT], "No such file or directory; name a file with a host in every line"),
         (["bench", "step", "--models", "vgg"], "the choices are cnn, mlp, narrow"),
     ],
 )

@@ -12,7 +12,7 @@ import typer
 
 from hocket.errors import UsageError
 from hocket.launch import machine, supervisor
-from hocket.launch.workers import Job
+from hocket.launch.environment import Job
 
 app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib.util
 import io
 import sys
@@ -13,8 +15,10 @@ import typer
 
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
-from hocket.launch import bench_cli, machine, recording, rig_cli, runs_cli, supervisor
-from hocket.launch.workers import Job
+from hocket.launch import bench_cli, hosts, machine, preflight, recording, rig_cli, runs_cli, supervisor
+from hocket.launch.environment import Job
+from hocket.launch.party import Wishes
+from hocket.launch.signals import Signals
 from hocket.strategies import choices
 
 app = typer.Typer(
@@ -62,12 +66,31 @@ def run(
     log_dir: Annotated[
         Path | None, typer.Option("--log-dir", help="Keep each worker's output in a file there.")
     ] = None,
+    host: Annotated[
+        str | None, typer.Option("-H", "--hosts", help="Other machines over SSH, and workers on each: node1:4,node2:4.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option("--hostfile", help="The same from a file: a host in every line, node1 slots=4.")
+    ] = None,
+    ssh: Annotated[str | None, _flag("ssh")] = None,
+    python: Annotated[str | None, _flag("python")] = None,
+    interface: Annotated[str | None, _flag("interface")] = None,
+    export: Annotated[
+        list[str] | None,
+        typer.Option("-x", "--export", help="An environment variable for workers on other hosts: NAME or NAME=VALUE."),
+    ] = None,
     report: Annotated[Path | None, typer.Option("--report", hidden=True)] = None,
 ) -> None:
-    """Run SCRIPT on several workers of this machine."""
+    """Run SCRIPT on several workers, of this machine or with -H of several."""
     if no_record and tensorboard:
         raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
-    count, command = machine.worker_count(workers), _command(script, args or [], module)
+    if host is not None and hostfile is not None:
+        raise UsageError("-H and --hostfile both name the hosts: use one of them")
+    named = hosts.parse(host) if host is not None else hosts.read_file(hostfile) if hostfile is not None else []
+    if not named:
+        _refuse_without_hosts({"--ssh": ssh, "--python": python, "--interface": interface, "-x": export})
+    count = machine.worker_count(workers) if not named else 0
+    command = _command(script, args or [], module)
     flags = {
         "strategy": strategy,
         "timeout": timeout,
@@ -77,13 +100,18 @@ def run(
         "checkpoint-every": checkpoint_every,
         "checkpoint-keep": checkpoint_keep,
         "check-replicas": check_replicas,
+        "ssh": ssh,
+        "python": python,
+        "interface": interface,
         "run-dir": run_dir,
     }
     settings = _checked({name: value for name, value in flags.items() if value is not None})
-    # Where records go is the launcher's own affair.
-    job = Job(command, count, {name: value for name, value in settings.items() if name != "run-dir"})
+    job = Job(command, count, {name: value for name, value in settings.items() if name not in config.LAUNCHERS_OWN})
     if log_dir is not None:
         _check_folder("log-dir", log_dir)
+    if named:
+        wishes = _wishes(named, workers, settings, export or [])
+        sys.exit(_run_on_hosts(job, wishes, settings, log_dir, record=not no_record, tensorboard=tensorboard))
     recorder = None if no_record else recording.start(job, settings, tensorboard=tensorboard)
     sys.exit(supervisor.run(job, log_dir, recorder, report))
 
@@ -104,6 +132,37 @@ def main() -> None:
     except HocketError as error:
         print(f"hocket: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _refuse_without_hosts(flags: dict[str, object]) -> None:
+    for flag, value in flags.items():
+        if value is not None and value != []:
+            raise UsageError(f"{flag} is for other hosts: name these with -H node1:4,node2:4 or --hostfile")
+
+
+def _wishes(named: list[hosts.Host], workers: str, settings: dict[str, str], export: list[str]) -> Wishes:
+    """What the user says about the hosts, after a look at it."""
+    if workers != "auto" and (not workers.isdecimal() or int(workers) < 1):
+        raise UsageError(f"-n {workers}: must be a number of workers from 1, or be left out for all slots of the hosts")
+    count = None if workers == "auto" else int(workers)
+    return Wishes(
+        named, count, settings.get("ssh") or config.SETTINGS["ssh"].default, settings.get("python") or None,
+        settings.get("interface") or None, config.exported(export),
+    )  # fmt: skip
+
+
+def _run_on_hosts(
+    job: Job, wishes: Wishes, settings: dict[str, str], log_dir: Path | None, *, record: bool, tensorboard: bool
+) -> int:
+    """Run ``job`` on several hosts; its size is known when they have been looked at."""
+    with Signals() as signals:
+        party = preflight.gather(wishes, job, signals)
+        with contextlib.closing(party.links):
+            for line in party.warnings:
+                print(line, file=sys.stderr, flush=True)
+            job = dataclasses.replace(job, size=party.size)
+            recorder = recording.start(job, settings, tensorboard=tensorboard, hosts=party.facts()) if record else None
+            return supervisor.run(job, log_dir, recorder, start=party.start, signals=signals)
 
 
 def _command(script: str, args: list[str], module: bool) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ def launch(
         UsageError: something cannot be sent to workers or brought back, or a setting is wrong.
         JobError: a worker has failed; the message is the report that ``hocket run`` would show.
     """
-    settings = {name: options.pop(key) for name in config.SETTINGS if (key := name.replace("-", "_")) in options}
+    names = [name for name in config.SETTINGS if name not in config.FOR_HOSTS]  # it launches on this machine
+    settings = {name: options.pop(key) for name in names if (key := name.replace("-", "_")) in options}
     if strategy is not None:
         settings["strategy"] = strategy if isinstance(strategy, str) else choices.write(strategy)
     _check_arguments(fn, args, options, {"n" if n != "auto" else "", *(name.replace("-", "_") for name in settings)})

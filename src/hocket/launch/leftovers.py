@@ -18,12 +18,13 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def find(mark: str) -> list[int]:
-    """The process ids that carry the job's mark, this process excepted."""
-    wanted = f"{VARIABLE}={mark}".encode()
+    """The process ids that carry the mark of a job, or of one host of a job, this process excepted."""
+    wanted = {f"{VARIABLE}={mark}".encode(), f"HOCKET_RENDEZVOUS=hocket-{mark}".encode()}
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+            values = (entry / "environ").read_bytes().split(b"\0")
+            if not wanted.isdisjoint(values) and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -101,7 +102,7 @@ class Guardian:
         reader, self._writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _guard(mark, reader, self._writer)
+            _guard(mark, reader)
         os.close(reader)
 
     def dismiss(self) -> None:
@@ -113,16 +114,17 @@ class Guardian:
             os.waitpid(self.pid, 0)
 
 
-def _guard(mark: str, reader: int, writer: int) -> None:
+def _guard(mark: str, reader: int) -> None:
     try:
         os.setsid()
-        os.close(writer)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         # Hold nothing of the launcher's: who reads its output must see the end of it.
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(null, descriptor)
+        os.closerange(3, reader)
+        os.closerange(reader + 1, 1 << 16)
         if not os.read(reader, 1):
             kill(mark)
     finally:

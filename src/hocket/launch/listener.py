@@ -1,8 +1,7 @@
-"""Hears what the workers tell and passes it on: to the screen, to the record, and to the list of checkpoints."""
+"""Hears what the workers tell and passes it on, to the screen and to the record; remembers the last checkpoint."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -25,7 +24,6 @@ class Listener:
         self.screen: Screen | None = None
         self._recorder = recorder
         self._pace = Pace()
-        self._unfinished: set[str] = set()  # temporary folders of checkpoints
         self._checkpoint = ""
         self._has_finished = False
 
@@ -34,8 +32,8 @@ class Listener:
         if isinstance(record, Progress) and rank == 0 and self.screen is not None:
             self._pace.update(record)
             self.screen.progress(self._pace)
-        elif isinstance(record, Happening):
-            self._follow_checkpoint(record)
+        elif isinstance(record, Happening) and record.name == "checkpoint saved":
+            self._checkpoint = str(record.details.get("path") or self._checkpoint)
         if self._recorder is not None:
             self._recorder.take(rank, record)
 
@@ -65,22 +63,6 @@ class Listener:
             self._recorder.finish(outcome.status, outcome.reason, outcome.lines)
         except RecordError as error:
             self._say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
-
-    def remove_unfinished(self) -> None:
-        """Remove checkpoints that nobody is left to finish; to be called when all workers are gone."""
-        for folder in self._unfinished:
-            if Path(folder).name.startswith("."):  # what a worker tells is not believed blindly
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _follow_checkpoint(self, happening: Happening) -> None:
-        folder = happening.details.get("folder")
-        if not isinstance(folder, str):
-            return
-        if happening.name == "checkpoint begun":
-            self._unfinished.add(folder)
-        elif happening.name == "checkpoint saved":
-            self._unfinished.discard(folder)
-            self._checkpoint = str(happening.details.get("path") or self._checkpoint)
 
     def _say(self, line: str) -> None:
         if self.screen is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import subprocess
+from importlib import metadata
 from pathlib import Path
 
+from hocket import config
 from hocket.errors import UsageError
 
 _WORKER_BYTES = 300 << 20  # what an interpreter with PyTorch takes before it has any model
@@ -26,6 +30,27 @@ def cpu() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def gpus() -> int:
+    """The NVIDIA GPUs that workers may use, counted without torch."""
+    visible = config.visible_gpus()
+    if visible is not None:
+        return len(visible)
+    with contextlib.suppress(OSError):
+        return len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True)
+        return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return 0
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package, which is not imported for it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def memory() -> int | None:
@@ -58,13 +83,22 @@ def worker_count(text: str) -> int:
         raise UsageError(f"-n {text}: must be a whole number of workers, or auto") from None
     if count < 1:
         raise UsageError(f"-n {count}: a job needs at least one worker, for example -n 2 or -n auto")
-    free = free_memory()
-    if free is not None and count * _WORKER_BYTES > free:
-        raise UsageError(
-            f"-n {count}: {count} workers need about {count * _WORKER_BYTES / 1e9:.1f} GB of memory for PyTorch alone, "
-            f"and this host has {free / 1e9:.1f} GB free: use at most -n {max(1, free // _WORKER_BYTES)}"
-        )
+    if (most := most_workers(free := free_memory())) is not None and count > most:
+        raise UsageError(f"-n {count}: {too_many(count, free)}: use at most -n {most}")
     return count
+
+
+def most_workers(free: int | None) -> int | None:
+    """How many workers so many bytes of free memory are enough for, at least one; None where it is unknown."""
+    return None if free is None else max(1, free // _WORKER_BYTES)
+
+
+def too_many(count: int, free: int | None) -> str:
+    """What is wrong with so many workers on a host."""
+    return (
+        f"{count} workers need about {count * _WORKER_BYTES / 1e9:.1f} GB of memory for PyTorch alone, "
+        f"and this host has {(free or 0) / 1e9:.1f} GB free"
+    )
 
 
 def _read(path: str) -> str:

@@ -11,26 +11,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hocket import __version__, config
 from hocket.errors import RecordError, UsageError
 from hocket.launch import machine
-from hocket.launch.workers import Job
+from hocket.launch.environment import Job
 from hocket.observe import folders, scalars
 from hocket.observe.reader import process_start
 from hocket.observe.recorder import Recorder
 
 
-def start(job: Job, settings: Mapping[str, str], *, tensorboard: bool) -> Recorder | None:
+def start(
+    job: Job, settings: Mapping[str, str], *, tensorboard: bool, hosts: Mapping[str, Any] | None = None
+) -> Recorder | None:
     """Make the folder of a new run and begin its record.
 
     Args:
         job: What is going to be started.
         settings: What the user has set, by flag or environment.
         tensorboard: Whether curves are also written for TensorBoard.
+        hosts: What is known of the hosts of a job over several, by name.
 
     Returns:
         The record; or None, after a line on stderr, if nobody has asked for one and the folder cannot be written.
@@ -41,7 +43,7 @@ def start(job: Job, settings: Mapping[str, str], *, tensorboard: bool) -> Record
     folder = None
     try:
         folder = folders.make(Path(parent), _script(job))
-        return Recorder(folder.absolute(), describe(job, settings), tensorboard=tensorboard)
+        return Recorder(folder.absolute(), describe(job, settings, hosts), tensorboard=tensorboard)
     except RecordError as error:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -59,7 +61,9 @@ def start(job: Job, settings: Mapping[str, str], *, tensorboard: bool) -> Record
         return None
 
 
-def describe(job: Job, settings: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def describe(
+    job: Job, settings: Mapping[str, str], hosts: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
     """What a record says of a run before it starts, by section and name."""
     return {
         "run": {
@@ -76,7 +80,7 @@ def describe(job: Job, settings: Mapping[str, str]) -> dict[str, dict[str, Any]]
         "versions": {
             "hocket": __version__,
             "python": platform.python_version(),
-            "torch": _version("torch"),
+            "torch": machine.version("torch"),
             "system": f"{platform.system()} {platform.release()}",
         },
         "host": {
@@ -85,6 +89,7 @@ def describe(job: Job, settings: Mapping[str, str]) -> dict[str, dict[str, Any]]
             "cores": machine.cores(),
             "memory": machine.memory(),
         },
+        **({"hosts": dict(hosts)} if hosts else {}),
     }
 
 
@@ -93,13 +98,6 @@ def _script(job: Job) -> str:
     if job.command[0] == "-m":
         return job.command[1].rpartition(".")[2]
     return Path(job.command[0]).stem
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_commit() -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
-import socket
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from hocket.launch.crew import Loss, Worker
 
 _COLLATERAL = "hocket.errors.WorkerLost"
 
@@ -14,6 +16,7 @@ class Ending:
     """How one worker ended."""
 
     rank: int
+    host: str
     status: int  # as subprocess has it: negative for a signal
     traceback: list[str] = field(default_factory=list)
 
@@ -60,13 +63,26 @@ def stopped(number: int, checkpoint: list[str]) -> Outcome:
     return Outcome(128 + number, reason, [f"hocket: {reason}", *checkpoint])
 
 
-def absence(absent: list[int], waiting: list[int], checkpoint: list[str]) -> Outcome:
+def absence(absent: list[Worker], waiting: list[Worker], checkpoint: list[str]) -> Outcome:
     """Some workers ended before they joined the others."""
+    hosts = ", ".join(dict.fromkeys(worker.host for worker in absent))
     reason = (
-        f"{_ranks(absent)} on {socket.gethostname()} finished without hocket.init(), in which "
-        f"{_ranks(waiting)} wait{'' if len(waiting) > 1 else 's'}: call it on every rank"
+        f"{ranks(w.rank for w in absent)} on {hosts} finished without hocket.init(), in which "
+        f"{ranks(w.rank for w in waiting)} wait{'' if len(waiting) > 1 else 's'}: call it on every rank"
     )
     return Outcome(1, reason, [*checkpoint, f"hocket: {reason}"])
+
+
+def loss(
+    losses: Sequence[Loss], failures: list[Ending], size: int, seconds: float, checkpoint: list[str]
+) -> Outcome:
+    """Hosts were lost while their workers ran; workers of other hosts may have failed for it."""
+    reason = "; ".join(
+        f"host {lost.host} ({ranks(lost.ranks)}) was lost after {seconds:.1f} s: {lost.reason}" for lost in losses
+    )
+    others = [f"hocket: rank {f.rank} on {f.host} failed too: {f.error}" for f in failures if f.error]
+    gone = {rank for lost in losses for rank in lost.ranks} | {failed.rank for failed in failures}
+    return Outcome(1, reason, [*others, *_stopped(size - len(gone)), *checkpoint, f"hocket: {reason}"])
 
 
 def failure(failures: list[Ending], size: int, seconds: float, checkpoint: list[str]) -> Outcome:
@@ -87,20 +103,23 @@ def _choose_cause(failures: list[Ending]) -> Ending:
 def _write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> list[str]:
     """The lines of the report, which the cause's traceback follows."""
     same = [f.rank for f in failures if f is not cause and f.error and f.error == cause.error]
-    lines = [f"hocket: rank {cause.rank} on {socket.gethostname()} {_how(cause)} after {seconds:.1f} s."]
+    lines = [f"hocket: rank {cause.rank} on {cause.host} {_how(cause)} after {seconds:.1f} s."]
     if same:
-        lines.append(f"hocket: the same error on {_ranks(same)}.")
+        lines.append(f"hocket: the same error on {ranks(same)}.")
     for other in failures:
         if other is not cause and other.rank not in same and other.error and not other.is_collateral:
             lines.append(f"hocket: rank {other.rank} failed too: {other.error}")
-    stopped = size - len(failures)
-    if stopped > 0:
-        lines.append(f"hocket: the other {stopped} worker{'s were' if stopped > 1 else ' was'} stopped.")
-    return lines
+    return lines + _stopped(size - len(failures))
 
 
-def _ranks(numbers: list[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+def _stopped(count: int) -> list[str]:
+    return [f"hocket: the other {count} worker{'s were' if count > 1 else ' was'} stopped."] if count > 0 else []
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """``rank 1`` or ``ranks 0, 2``."""
+    known = list(numbers)
+    return f"rank{'s' if len(known) > 1 else ''} {', '.join(map(str, known))}"
 
 
 def _how(ending: Ending) -> str:

@@ -49,6 +49,7 @@ def details(run: Run) -> list[str]:
         known = {name: value for name, value in run.facts.get(section, {}).items() if name != "strategy"}
         lines += _section(title, _align([(name, _plain(value)) for name, value in known.items()]))
     lines += _section("Host", _align([(name, _host(name, value)) for name, value in run.facts.get("host", {}).items()]))
+    lines += _section("Hosts", _align([(name, _place(value)) for name, value in run.facts.get("hosts", {}).items()]))
     return lines + _section("Events", _events(run))
 
 
@@ -155,6 +156,15 @@ def _events(run: Run) -> list[str]:
 
 def _host(name: str, value: Any) -> str:
     return f"{value / 2**30:.1f} GiB" if name == "memory" and value else _plain(value)
+
+
+def _place(facts: dict[str, Any]) -> str:
+    """One of several hosts, in a line."""
+    gpus = f", {facts['gpus']} GPUs" if facts.get("gpus") else ""
+    return (
+        f"ranks {facts.get('ranks')}, at {facts.get('address')} ({facts.get('interface')}), "
+        f"{facts.get('hostname')}, {facts.get('cores')} cores{gpus}"
+    )
 
 
 def _plain(value: Any) -> str:

@@ -1,0 +1,221 @@
+"""The launcher's hand on one host: starts its part of the workers, passes on what they write, and ends them.
+
+Started as ``ssh HOST python -m hocket.launch.agent``. It talks frames with the launcher over its standard input and
+output, and ends with everything of the job when these end, or when the launcher has been silent for 10 seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hocket import config
+from hocket.errors import JobError
+from hocket.launch import answers, frames
+from hocket.launch.answers import Reaching
+from hocket.launch.channel import Channel
+from hocket.launch.crew import Chunk, Worker
+from hocket.launch.environment import Job, Place
+from hocket.launch.frames import Frame
+from hocket.launch.input import Input
+from hocket.launch.links import SILENCE
+from hocket.launch.local import LocalCrew
+from hocket.launch.signals import Signals
+
+_TICK = 0.25
+_PING = 1.0
+_MOST_PENDING = 4 << 20  # bytes for the launcher beyond which workers have to wait
+
+
+def main() -> None:
+    """Serve one job."""
+    with Signals() as signals:
+        channel = _take_over_streams()
+        agent = _Agent(channel, signals)
+        try:
+            channel.send_raw(frames.MARKER)
+            channel.send("hello", **answers.hello())
+            agent.serve()
+        finally:
+            agent.close()
+
+
+def _take_over_streams() -> Channel:
+    """The standard input and output become the channel, and nothing that is printed gets in between."""
+    channel = Channel(os.dup(0), os.dup(1))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return channel
+
+
+class _Agent:
+    def __init__(self, channel: Channel, signals: Signals) -> None:
+        self._channel, self._signals = channel, signals
+        self._crew: LocalCrew | None = None
+        self._reaching: Reaching | None = None
+        self._secret, self._number = b"", 0
+        self._base = config.environment()
+        self._base.pop("PYTHONSAFEPATH", None)  # was meant for the agent
+        self._told: set[Worker] = set()  # of whose end the launcher knows
+        self._heard = self._pinged = time.monotonic()
+        self._is_over = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(channel.reader, selectors.EVENT_READ, _nothing)
+        self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
+        self._input = Input(self._selector, lambda: channel.send("input taken"))
+        self._answers: dict[str, Callable[[Frame], None]] = {
+            "alive": lambda _: None,
+            "job": self._take_job,
+            "check": self._check,
+            "listen": self._listen,
+            "reach": self._reach,
+            "reserve": self._reserve,
+            "start": self._start,
+            "signal": self._pass_signal,
+            "input": lambda frame: self._input.take(frame.body),
+            "end": self._end,
+        }
+
+    def serve(self) -> None:
+        """Until the launcher says that all is over, or is gone."""
+        while not self._is_over:
+            self._pump()
+            try:
+                for frame in self._channel.receive():
+                    self._heard = time.monotonic()
+                    self._answers[frame.kind](frame)
+            except (JobError, KeyError, TypeError, ValueError) as error:
+                self._say_trouble(f"its agent did not understand the launcher: {error!r}")
+            except OSError as error:
+                self._say_trouble(f"its agent failed: {error}")
+            if self._signals.received:
+                self._say_trouble(f"its agent was ended by {signal.Signals(self._signals.received[0]).name}")
+            if time.monotonic() - self._heard > SILENCE:
+                print(f"its agent heard nothing of the launcher for {SILENCE:.0f} s", file=sys.stderr, flush=True)
+                self._is_over = True
+            self._is_over = self._is_over or not self._channel.is_open
+
+    def close(self) -> None:
+        """End everything of the job on this host."""
+        self._input.close()
+        if self._crew is not None:
+            self._crew.close()
+        if self._reaching is not None:
+            self._reaching.close()
+        self._flush(1.0)
+        self._channel.close()
+
+    def _pump(self) -> None:
+        """Pass on what workers write; wait a moment if there is nothing to do."""
+        if self._channel.pending > _MOST_PENDING:
+            reading = [self._channel.reader, self._signals.fileno()]
+            select.select(reading, [self._channel.writer], [], _TICK)
+            self._signals.drain()
+        elif self._crew is None:
+            for key, _ in self._selector.select(_TICK):
+                key.data()
+        else:
+            for chunk in self._crew.read(_TICK):
+                self._pass_on(chunk)
+            self._tell_ends()
+        self._channel.flush()
+        self._watch_writer()
+        now = time.monotonic()
+        if now - self._pinged > _PING and not self._channel.pending:
+            self._pinged = now
+            self._channel.send("alive")
+
+    def _watch_writer(self) -> None:
+        watched = self._channel.writer in self._selector.get_map()
+        if self._channel.pending and not watched:
+            self._selector.register(self._channel.writer, selectors.EVENT_WRITE, self._channel.flush)
+        elif watched and not self._channel.pending:
+            self._selector.unregister(self._channel.writer)
+
+    def _pass_on(self, chunk: Chunk) -> None:
+        self._channel.send("output", chunk.data, rank=chunk.worker.rank, pipe=chunk.pipe)
+
+    def _tell_ends(self) -> None:
+        assert self._crew is not None
+        for worker in self._crew.workers:
+            if worker.returncode is not None and worker not in self._told:
+                self._told.add(worker)
+                self._channel.send("ended", rank=worker.rank, status=worker.returncode)
+
+    def _take_job(self, frame: Frame) -> None:
+        self._secret, self._number = frame.body, int(frame.head["number"])
+        self._base.update(frame.head["environment"])
+
+    def _check(self, frame: Frame) -> None:
+        self._channel.send("checked", **answers.check(frame.head["folder"], frame.head["command"], self._base))
+
+    def _listen(self, frame: Frame) -> None:
+        self._reaching = Reaching(self._secret, self._number)
+        self._channel.send("listening", **self._reaching.addresses(frame.head["interface"]))
+
+    def _reach(self, frame: Frame) -> None:
+        assert self._reaching is not None
+        self._channel.send("reached", **self._reaching.reach(frame.head["targets"], frame.head["seconds"]))
+
+    def _reserve(self, frame: Frame) -> None:
+        assert self._reaching is not None
+        self._channel.send("reserved", **self._reaching.reserve(frame.head["address"]))
+
+    def _start(self, frame: Frame) -> None:
+        if self._reaching is not None:
+            self._reaching.stop_listening()
+        head: dict[str, Any] = frame.head
+        job = Job(tuple(head["command"]), head["size"], head["settings"], head["mark"], self._secret)
+        place = Place(**head["place"])
+        stdin = self._input.open() if place.first == 0 else None
+        try:
+            self._crew = LocalCrew(
+                job, self._signals, place=place, port=head["port"], base=self._base, folder=Path(head["folder"]),
+                stdin=stdin, selector=self._selector,
+            )  # fmt: skip
+        finally:
+            if stdin is not None:
+                os.close(stdin)
+
+    def _pass_signal(self, frame: Frame) -> None:
+        if self._crew is not None:
+            for worker in self._crew.workers:
+                if worker.rank == frame.head["rank"]:
+                    self._crew.signal(worker, frame.head["number"])
+
+    def _end(self, _: Frame) -> None:
+        if self._crew is not None:
+            for chunk in self._crew.end():
+                self._pass_on(chunk)
+            self._tell_ends()
+            self._crew.close()
+        self._channel.send("bye")
+        self._flush(2.0)
+        self._is_over = True
+
+    def _say_trouble(self, text: str) -> None:
+        self._channel.send("trouble", text=text)
+        self._is_over = True
+
+    def _flush(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._channel.pending and time.monotonic() < deadline:
+            select.select([], [self._channel.writer], [], 0.1)
+            self._channel.flush()
+
+
+def _nothing() -> None:
+    """Wakes the loop, which then looks for itself."""
+
+
+if __name__ == "__main__":
+    main()

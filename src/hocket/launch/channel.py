@@ -1,0 +1,96 @@
+"""A two-way line of frames over two descriptors, on which no end ever blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any
+
+from hocket.errors import JobError
+from hocket.launch import frames
+from hocket.launch.frames import Frame
+
+_READ = 1 << 18
+
+
+class Channel:
+    """One end of the line; it owns both descriptors.
+
+    Attributes:
+        reader: The descriptor to wait on for something to come.
+        writer: The descriptor to wait on while there is something ``pending``.
+        is_open: Whether the other end is there, as far as is known.
+    """
+
+    def __init__(self, reader: int, writer: int) -> None:
+        self.reader, self.writer = reader, writer
+        self.is_open = True
+        self._decoder = frames.Decoder()
+        self._out = bytearray()
+        self._lock = threading.Lock()  # the launcher says from a thread that it is alive
+        for descriptor in (reader, writer):
+            os.set_blocking(descriptor, False)
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait for room."""
+        return len(self._out)
+
+    def send(self, kind: str, body: bytes = b"", **head: Any) -> None:
+        """Send a frame, now or when there is room; to an end that is gone, nothing."""
+        self.send_raw(frames.encode(kind, body, **head))
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes that are no frame, or one that is encoded."""
+        with self._lock:
+            self._out += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending, as far as there is room."""
+        with self._lock:
+            try:
+                while self._out and self.is_open:
+                    del self._out[: os.write(self.writer, self._out)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._out.clear()  # whether all is over, the reader will tell
+
+    def receive(self) -> list[Frame]:
+        """The frames that have come.
+
+        Raises:
+            JobError: what came is no frame.
+        """
+        data = self.read()
+        try:
+            return self._decoder.feed(data)
+        except JobError:
+            self.is_open = False
+            raise
+
+    def read(self) -> bytes:
+        """The bytes that have come, at most some 256 KiB of them; notices the end."""
+        try:
+            data = os.read(self.reader, _READ)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        self.is_open = self.is_open and bool(data)
+        return data
+
+    def decode(self, data: bytes) -> list[Frame]:
+        """The frames in bytes that were read by hand."""
+        return self._decoder.feed(data)
+
+    def close(self) -> None:
+        """Let go of both descriptors; the other end sees the end."""
+        with self._lock:
+            self.is_open = False
+            self._out.clear()
+            for descriptor in {self.reader, self.writer}:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)

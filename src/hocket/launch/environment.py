@@ -1,0 +1,114 @@
+"""What a worker is told through its environment: torchrun's variables, and Hocket's own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hocket import config
+from hocket.launch import leftovers, machine
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to start.
+
+    Attributes:
+        command: The script (or ``-m`` and the module) and its arguments.
+        size: How many workers.
+        settings: Values for the ``HOCKET_*`` variables, by setting.
+        mark: Carried by every process of the job.
+        secret: Known to the job's processes alone; never in an argument list, an environment or a log.
+    """
+
+    command: tuple[str, ...]
+    size: int
+    settings: dict[str, str] = field(default_factory=dict)
+    mark: str = field(default_factory=lambda: secrets.token_hex(16))
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of the hosts of a job over several, and the workers there.
+
+    Attributes:
+        number: Of the host, from 0.
+        hosts: How many hosts there are.
+        name: The host as the user wrote it.
+        first: The rank of its first worker.
+        count: How many workers it has.
+        address: Where the other hosts reach it.
+        interface: The network interface of this address.
+        master: The address of host 0.
+    """
+
+    number: int
+    hosts: int
+    name: str
+    first: int
+    count: int
+    address: str
+    interface: str
+    master: str
+
+    def mark(self, job: Job) -> str:
+        """Found on this host's processes of the job only; two hosts may share a kernel."""
+        return f"{job.mark}-{self.number}"
+
+
+def environment(
+    job: Job, local_rank: int, port: int, place: Place | None = None, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of one worker.
+
+    Args:
+        job: What it belongs to.
+        local_rank: Its number on its host.
+        port: MASTER_PORT.
+        place: Its host; without one, the job has this host only.
+        base: What to begin with, instead of the environment of this process.
+    """
+    env = dict(config.environment() if base is None else base)
+    for name in config.FOR_HOSTS:
+        env.pop(config.SETTINGS[name].variable, None)  # for the launcher alone
+    rank, count = (local_rank, job.size) if place is None else (place.first + local_rank, place.count)
+    if not env.get("OMP_NUM_THREADS"):
+        env["OMP_NUM_THREADS"] = str(max(1, machine.cores() // count))
+    env.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
+        GROUP_RANK="0",
+        ROLE_RANK=str(rank),
+        WORLD_SIZE=str(job.size),
+        LOCAL_WORLD_SIZE=str(count),
+        GROUP_WORLD_SIZE="1",
+        ROLE_WORLD_SIZE=str(job.size),
+        ROLE_NAME="default",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        PYTHONUNBUFFERED="1",
+        HOCKET_RENDEZVOUS=f"hocket-{job.mark}",
+    )
+    if place is not None:
+        env.update(_of_place(job, place, env))
+    env[leftovers.VARIABLE] = job.mark
+    for name, value in job.settings.items():
+        env[config.SETTINGS[name].variable] = value
+    return env
+
+
+def _of_place(job: Job, place: Place, env: Mapping[str, str]) -> dict[str, str]:
+    told = {
+        "GROUP_RANK": str(place.number),
+        "GROUP_WORLD_SIZE": str(place.hosts),
+        "MASTER_ADDR": place.master,
+        "HOCKET_RENDEZVOUS": f"hocket-{place.mark(job)}",
+        "HOCKET_HOST_NAME": place.name,
+        "HOCKET_ADDRESS": place.address,
+    }
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if not env.get(name):
+            told[name] = place.interface
+    return told

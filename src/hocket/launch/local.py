@@ -1,0 +1,196 @@
+"""The workers of this host: fresh interpreters, their pipes, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from hocket.launch import leftovers
+from hocket.launch.crew import Chunk, Crew, Loss, Pipe, Worker
+from hocket.launch.environment import Job, Place, environment
+from hocket.launch.signals import Signals
+from hocket.launch.unfinished import Unfinished
+
+_DRAIN = 64  # reads of 64 KiB; a pipe holds as much as one
+
+
+def reserve_port(address: str = "") -> socket.socket:
+    """Bind a free port without listening: nobody else is given it, and a worker may still listen on it."""
+    reserved = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved
+
+
+class LocalCrew(Crew):
+    """Workers that are children of this process, which also ends what they leave behind."""
+
+    def __init__(
+        self,
+        job: Job,
+        signals: Signals,
+        *,
+        place: Place | None = None,
+        port: int | None = None,
+        base: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        stdin: int | None = None,
+        selector: selectors.BaseSelector | None = None,
+    ) -> None:
+        """Start the workers, all at once.
+
+        Args:
+            job: What to start.
+            signals: Wake ``read``.
+            place: This host in a job over several; without it the whole job is here.
+            port: MASTER_PORT; without it one is reserved here.
+            base: The environment to begin with, instead of that of this process.
+            folder: Where the workers start, instead of here.
+            stdin: A descriptor for rank 0 to read from, instead of the standard input of this process.
+            selector: To be waited with by ``read``, which calls the ``data`` of what else is ready there.
+        """
+        self.losses: list[Loss] = []
+        self.workers: list[Worker] = []
+        self._mark = job.mark if place is None else place.mark(job)
+        self._processes: dict[Worker, subprocess.Popen[bytes]] = {}
+        self._events: list[int] = []
+        self._unfinished = Unfinished()
+        self._is_closed = False
+        self._selector = selector or selectors.DefaultSelector()
+        self._owns_selector = selector is None
+        if selector is None:
+            self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
+        self._guardian = leftovers.Guardian(self._mark)
+        leftovers.adopt_orphans()
+        self._reserved = reserve_port() if port is None else None
+        number = port if self._reserved is None else self._reserved.getsockname()[1]
+        assert number is not None
+        arrange = leftovers.die_with_parent()
+        host = socket.gethostname() if place is None else place.name
+        try:
+            for local_rank in range(job.size if place is None else place.count):
+                env = environment(job, local_rank, number, place, base)
+                worker = Worker(int(env["RANK"]), host)
+                self.workers.append(worker)
+                self._start(worker, job, env, folder, stdin if worker.rank == 0 else subprocess.DEVNULL, arrange)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, seconds: float) -> Iterator[Chunk]:
+        for key, _ in self._selector.select(seconds):
+            if callable(key.data):
+                key.data()
+            else:
+                yield from self._read(key)
+        for worker, process in self._processes.items():
+            if worker.returncode is None and (status := process.poll()) is not None:
+                yield from self._drain(worker)
+                worker.returncode = status
+
+    def signal(self, worker: Worker, number: int) -> None:
+        if worker.returncode is None:
+            self._processes[worker].send_signal(number)
+
+    def end(self) -> Iterator[Chunk]:
+        for worker in self.workers:
+            self.signal(worker, signal.SIGKILL)
+        leftovers.kill(self._mark)
+        yield from self.read(0)
+        for worker in self.workers:
+            yield from self._drain(worker)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        leftovers.kill(self._mark, spare=self._guardian.pid)
+        self._unfinished.remove()
+        self._guardian.dismiss()
+        for worker in self.workers:
+            for key in self._keys(worker):
+                self._selector.unregister(key.fd)
+        if self._reserved is not None:
+            self._reserved.close()
+        for descriptor in self._events:
+            os.close(descriptor)
+        for process in self._processes.values():
+            for pipe in (process.stdout, process.stderr):
+                assert pipe is not None
+                pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+        if self._owns_selector:
+            self._selector.close()
+
+    def _start(
+        self,
+        worker: Worker,
+        job: Job,
+        env: dict[str, str],
+        folder: Path | None,
+        stdin: int | None,
+        arrange: Callable[[], None],
+    ) -> None:
+        reader, writer = os.pipe()
+        secret, given = os.pipe()
+        os.write(given, job.secret)
+        os.close(given)
+        env.update(HOCKET_EVENTS=str(writer), HOCKET_SECRET_FD=str(secret))
+        process = subprocess.Popen(
+            [sys.executable, *job.command],
+            env=env,
+            cwd=folder,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(writer, secret),
+            start_new_session=True,
+            preexec_fn=arrange,  # noqa: PLW1509 - the launcher has one thread
+            bufsize=0,
+        )
+        os.close(writer)
+        os.close(secret)
+        assert process.stdout is not None and process.stderr is not None
+        self._processes[worker] = process
+        self._events.append(reader)
+        pipes: tuple[tuple[int, Pipe], ...] = (
+            (process.stdout.fileno(), "stdout"), (process.stderr.fileno(), "stderr"), (reader, "events")
+        )  # fmt: skip
+        for descriptor, name in pipes:
+            os.set_blocking(descriptor, False)
+            self._selector.register(descriptor, selectors.EVENT_READ, (worker, name))
+
+    def _read(self, key: selectors.SelectorKey) -> list[Chunk]:
+        """What there is to read now, at most 64 KiB."""
+        try:
+            data = os.read(key.fd, 1 << 16)
+        except BlockingIOError:
+            return []
+        if not data:
+            self._selector.unregister(key.fd)
+            return []
+        worker, pipe = key.data
+        if pipe == "events":
+            self._unfinished.follow(worker.rank, data)
+        return [Chunk(worker, pipe, data)]
+
+    def _drain(self, worker: Worker) -> Iterator[Chunk]:
+        """What an ended worker has left in its pipes; its children may hold them open, and go on writing."""
+        for key in self._keys(worker):
+            for _ in range(_DRAIN):
+                chunks = self._read(key)
+                if not chunks:
+                    break
+                yield from chunks
+
+    def _keys(self, worker: Worker) -> list[selectors.SelectorKey]:
+        keys = self._selector.get_map().values()
+        return [key for key in keys if not callable(key.data) and key.data[0] is worker]

@@ -1,0 +1,212 @@
+"""Looks at all hosts of a job before any worker starts, and tells all that is wrong there at once."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import sys
+from typing import Any
+
+from hocket import __version__, config
+from hocket.errors import HostError
+from hocket.launch import answers, hosts, machine, routes, ssh
+from hocket.launch.environment import Job, Place
+from hocket.launch.link import Link
+from hocket.launch.links import Links
+from hocket.launch.party import Party, Wishes
+from hocket.launch.signals import Signals
+
+_CONNECT = 30.0  # seconds until an agent has to have said hello
+_ANSWER = 30.0
+_TRY = 4.0  # for all addresses of all hosts at once
+_CLOCKS = 30.0
+
+
+def gather(wishes: Wishes, job: Job, signals: Signals) -> Party:
+    """Connect to all hosts and look at them.
+
+    Raises:
+        HostError: something is wrong; the message has a line for each problem. All is closed then.
+        SystemExit: a signal asked for the end meanwhile.
+    """
+    started: list[Link] = []
+    try:
+        for number, host in enumerate(hosts.needed(wishes.hosts, wishes.workers)):
+            started.append(Link(host, number, ssh.command(host, wishes.ssh, wishes.python, wishes.exported)))
+    except BaseException:
+        for link in started:
+            link.close()
+        raise
+    links = Links(started, signals)
+    try:
+        return _Preflight(wishes, job, links, signals).run()
+    except BaseException:
+        links.close()
+        raise
+
+
+class _Preflight:
+    def __init__(self, wishes: Wishes, job: Job, links: Links, signals: Signals) -> None:
+        self._wishes, self._job, self._links, self._signals = wishes, job, links, signals
+        self._folder = config.working_folder()
+        self._problems: list[tuple[Link, str]] = []
+
+    def run(self) -> Party:
+        """All looks, one after the other; each at all hosts at once."""
+        links = self._connect()
+        counts = self._deal(links)
+        links = [link for link in links if counts[link]]
+        for link in links:
+            link.channel.send("job", self._job.secret, number=link.number, environment=self._wishes.exported)
+        self._look_for_script(links)
+        found = self._find_addresses(links)
+        self._raise_problems()
+        places, first = {}, 0
+        for link in links:
+            interface, address = found[link]
+            master = found[links[0]][1]
+            place = Place(link.number, len(links), link.host.name, first, counts[link], address, interface, master)
+            places[link] = place
+            first += place.count
+        port = self._ask("reserve", "reserved", {links[0]: {"address": places[links[0]].master}})
+        self._raise_problems()
+        for idle in set(self._links.all) - set(links):
+            idle.channel.send("end")
+        return Party(
+            self._links, places, port[links[0]]["port"], self._folder, self._wishes.exported, _compare_clocks(links)
+        )
+
+    def _connect(self) -> list[Link]:
+        """The hosts whose agents said hello and are of the same versions as this process."""
+        self._links.await_all(self._links.all, "hello", _CONNECT)
+        good = []
+        for link in self._links.all:
+            problem = _compare_versions(link.hello) if link.hello else self._why_silent(link)
+            if problem:
+                self._problems.append((link, problem))
+            else:
+                good.append(link)
+        if not good:
+            self._raise_problems()
+        return good
+
+    def _deal(self, links: list[Link]) -> dict[Link, int]:
+        slots = {link: link.host.slots or link.hello["gpus"] or link.hello["cores"] for link in links}
+        is_complete = len(links) == len(self._links.all)
+        counts = hosts.deal(list(slots.values()), self._wishes.workers) if is_complete else list(slots.values())
+        for link, count in zip(links, counts, strict=True):
+            free = link.hello["free memory"]
+            most = machine.most_workers(free)
+            if most is not None and count > most:
+                self._problems.append((link, f"{machine.too_many(count, free)}: write {link.host.name}:{most}"))
+        return dict(zip(links, counts, strict=True))
+
+    def _look_for_script(self, links: list[Link]) -> None:
+        command = list(self._job.command[:2])
+        what = f"module {command[1]!r}" if command[0] == "-m" else f"script {command[0]!r}"
+        base = config.environment()
+        here = answers.check(self._folder, command, base)
+        said = self._ask("check", "checked", {link: {"folder": self._folder, "command": command} for link in links})
+        for link, there in said.items():
+            if not there["folder"]:
+                problem = f"there is no folder {self._folder}: share it between the hosts, or copy it there"
+            elif there["digest"] is None:
+                problem = f"there is no {what} in {self._folder}: share the folder between the hosts, or copy it there"
+            elif there["digest"] != here["digest"]:
+                problem = f"the {what} there has other contents than the one here: copy it there again"
+            else:
+                continue
+            self._problems.append((link, problem))
+
+    def _find_addresses(self, links: list[Link]) -> dict[Link, tuple[str, str]]:
+        """The interface and address of each host, found by trying."""
+        interface = self._wishes.interface
+        listening = self._ask("listen", "listening", {link: {"interface": interface} for link in links})
+        for link, said in listening.items():
+            if not said["addresses"]:
+                known = ", ".join(said["interfaces"])
+                problem = f"it has no interface {interface!r} that is up, but {known}: use --interface {interface},NAME"
+                self._problems.append((link, problem))
+        targets = {
+            link: [[link.number, address, said["port"]] for _, address in said["addresses"]]
+            for link, said in listening.items()
+        }
+        questions: dict[Link, dict[str, Any]] = {
+            link: {"targets": [t for other in targets if other is not link for t in targets[other]], "seconds": _TRY}
+            for link in targets
+        }
+        reached = self._ask("reach", "reached", questions)
+        same = len({link.hello["network"] for link in links}) == 1
+        found = {}
+        for link in reached:
+            entries = [(name, address) for name, address in listening[link]["addresses"]]
+            node = routes.Node(link.host.name, entries, link.hello["ssh address"])
+            for other in reached:
+                if other is not link:
+                    node.reached_by[other.host.name] = {
+                        address for number, address in reached[other]["found"] if number == link.number
+                    }
+            chosen = routes.choose(node, same_network=same)
+            if chosen is not None:
+                found[link] = chosen
+            elif entries:
+                self._problems.append((link, routes.explain(node, interface)))
+        return found
+
+    def _ask(self, kind: str, answer: str, questions: dict[Link, dict[str, Any]]) -> dict[Link, dict[str, Any]]:
+        """The answers of the agents that are there; the others have a problem."""
+        asked = {link: head for link, head in questions.items() if not link.trouble}
+        answered = self._links.ask(asked, kind, answer, _ANSWER)
+        for link in asked:
+            if link not in answered:
+                self._problems.append((link, self._why_silent(link)))
+        return answered
+
+    def _why_silent(self, link: Link) -> str:
+        self._links.listen_to_end(link)
+        if link.hello:
+            return f"{link.trouble or f'no answer within {_ANSWER:.0f} s'}{ssh.said(list(link.words))}: try again"
+        python = sys.executable if link.host.is_here else self._wishes.python or sys.executable
+        return ssh.diagnose(link.host, list(link.words), link.process.poll(), python)
+
+    def _raise_problems(self) -> None:
+        if self._signals.received:
+            number = self._signals.received[0]
+            print(f"hocket: ended by {signal.Signals(number).name} before anything was started", file=sys.stderr)
+            raise SystemExit(128 + number)
+        if self._problems:
+            ordered = sorted(self._problems, key=lambda found: found[0].number)
+            lines = [f"  {link.host.name}: {problem}" for link, problem in ordered]
+            raise HostError("\nhocket: ".join(["nothing was started, because of these problems:", *lines]))
+
+
+def _compare_versions(hello: dict[str, Any]) -> str:
+    """What differs between a host and this process; empty if nothing does."""
+    torch = machine.version("torch")
+    pairs = {
+        "Hocket": (hello.get("hocket"), __version__),
+        "Python": (_short(str(hello.get("python"))), _short(platform.python_version())),
+        "torch": tuple(str(v).partition("+")[0] for v in (hello.get("torch"), torch)),  # builds for other GPUs are fine
+    }
+    different = [f"{name} {there} there and {here} here" for name, (there, here) in pairs.items() if there != here]
+    if not different:
+        return ""
+    return f"{', '.join(different)}: install the same versions, or name another interpreter with --python"
+
+
+def _short(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _compare_clocks(links: list[Link]) -> list[str]:
+    first = links[0]
+    lines = []
+    for link in links[1:]:
+        apart = link.clock - first.clock
+        if abs(apart) > _CLOCKS:
+            way = "ahead of" if apart > 0 else "behind"
+            lines.append(
+                f"hocket: the clock of {link.host.name} is {abs(apart):.0f} s {way} that of {first.host.name}: "
+                "times in logs and records differ; set the clocks (NTP)"
+            )
+    return lines

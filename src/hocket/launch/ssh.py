@@ -1,0 +1,116 @@
+"""How an agent is started on another host, and what it means when that fails."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+
+from hocket.errors import UsageError
+from hocket.launch.hosts import Host
+
+_AGENT = ("-m", "hocket.launch.agent")
+# Modules that happen to lie in the folder in which it is started are none of the agent's.
+_SAFE = "PYTHONSAFEPATH=1"
+# The user's own options come before these, and ssh takes the first that it finds.
+_OPTIONS = {
+    "BatchMode": "yes",  # nobody is there to type a password
+    "ConnectTimeout": "10",
+    "ControlMaster": "no",  # a connection that is there is used, but none is left behind
+    "ClearAllForwardings": "yes",
+}
+
+
+def command(host: Host, ssh: str, python: str | None, exported: Mapping[str, str]) -> list[str]:
+    """The command that starts the agent of ``host``.
+
+    Args:
+        host: Where; on this machine it needs no ssh.
+        ssh: The ssh command with its options, as a shell would read it.
+        python: The interpreter on other hosts, if it is not at the same path as here.
+        exported: The environment that workers get; of it the agent needs to know where to find Hocket.
+    """
+    if host.is_here:
+        return [sys.executable, "-P", *_AGENT]
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise UsageError(f"--ssh {ssh}: {error}; write it as a shell would read it") from None
+    if not words:
+        raise UsageError(f"--ssh {ssh!r}: must be a command, for example --ssh 'ssh -p 2222'")
+    options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+    found_at = [f"PYTHONPATH={exported['PYTHONPATH']}"] if "PYTHONPATH" in exported else []
+    remote = shlex.join(["exec", "env", _SAFE, *found_at, python or sys.executable, *_AGENT])
+    return [*words, *options, "-T", "--", host.name, remote]
+
+
+def diagnose(host: Host, words: Sequence[str], status: int | None, python: str) -> str:
+    """Why no agent answered, and what to do.
+
+    Args:
+        host: Where.
+        words: What ssh, the shell or the interpreter wrote.
+        status: With which ssh ended; None if it did not.
+        python: The interpreter that was to be started there.
+    """
+    text = "\n".join(words)
+    name = host.name
+    if status == 127:
+        return f"there is no {python}: install the same environment there, or name its interpreter with --python"
+    if status == 126:
+        return f"{python} cannot be executed there: check its permissions, or name another one with --python"
+    if re.search(r"No module named '?hocket", text):
+        return f"Hocket is not installed for {python}: install it there, or name another interpreter with --python"
+    for pattern, reason in _REASONS:
+        if re.search(pattern, text):
+            return reason.format(name=name, last=_last(words))
+    if status is None:
+        return f"no answer within the time{said(words)}: does ssh {name} true work?"
+    return f"ssh ended with status {status}{said(words)}: does ssh {name} true work?"
+
+
+_REASONS = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key is not the one that is known: if you know why, run ssh-keygen -R {name}, then ssh {name} once",
+    ),
+    (
+        "Host key verification failed|host key is known",
+        "its host key is not known: run ssh {name} once by hand, compare the key and accept it",
+    ),
+    (
+        "Could not resolve hostname|Name or service not known",
+        "its name does not resolve: check the spelling, or give it a HostName in ~/.ssh/config",
+    ),
+    (
+        "Permission denied|Too many authentication failures|No more authentication methods",
+        "SSH lets nobody in without a password ({last}): put your key there with ssh-copy-id {name}",
+    ),
+    (
+        "Connection refused",
+        "nothing listens for SSH there (connection refused): start sshd, or give its Port in ~/.ssh/config",
+    ),
+    (
+        "timed out",
+        "does not answer (time-out): is it switched on, and does a firewall let SSH through?",
+    ),
+    (
+        "No route to host|Network is unreachable",
+        "cannot be reached ({last}): is it switched on, and on a network that this machine reaches?",
+    ),
+    (
+        "kex_exchange_identification|Connection closed by|Connection reset",
+        "closed the connection before the login ({last}): does its sshd allow so many at once (MaxStartups)?",
+    ),
+)
+
+
+def _last(words: Sequence[str]) -> str:
+    return next((word.strip() for word in reversed(words) if word.strip()), "no words")
+
+
+def said(words: Sequence[str]) -> str:
+    """The last words of ssh in brackets, if there are any."""
+    lines = [word.strip() for word in words if word.strip()]
+    return f" ({' / '.join(lines[-3:])})" if lines else ""

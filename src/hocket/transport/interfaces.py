@@ -1,0 +1,189 @@
+"""Which address of this host others reach: found by trying, with a proof that it leads to the right host.
+
+Addresses that are written down may lead nowhere, to another machine, or back to the one that asks (many hosts have the
+same address on docker0). So every host listens, every other one tries each of its addresses, and an address counts if
+who answers there proves that it knows the job's secret and is the host that was meant.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import hmac
+import ipaddress
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913
+_ENTRY = struct.Struct("16s16s8x")  # a name and a socket address
+_UP = 1
+_HELLO = b"hocket reach 1\0\0"
+_NONCE, _PROOF = 32, 32
+_AFTER = 0.5  # seconds for the other addresses of hosts that have all answered somewhere
+
+
+class Target(NamedTuple):
+    """An address at which a host is thought to be."""
+
+    identity: str
+    address: str
+    port: int
+
+
+def addresses(interface: str | None = None) -> list[tuple[str, str]]:
+    """The names and addresses of this host's interfaces that are up, loopback last.
+
+    With ``interface`` those of one of them, or of several, separated by commas: hosts may have different names for it.
+    IPv6 addresses that hold on one link only are left out.
+    """
+    found = [*_version_4(), *_version_6()]
+    if interface is not None:
+        found = [entry for entry in found if entry[0] in interface.split(",")]
+    return sorted(found, key=lambda entry: ipaddress.ip_address(entry[1]).is_loopback)
+
+
+class Listener:
+    """Answers on one port of all interfaces, from a thread of its own, until it is closed.
+
+    Attributes:
+        port: The port.
+    """
+
+    def __init__(self, secret: bytes, identity: str) -> None:
+        self._secret, self._identity = secret, identity
+        server = _open_server()
+        self.port = int(server.getsockname()[1])
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, args=(server,), name="hocket-reach")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no longer; the thread has ended then."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self, server: socket.socket) -> None:
+        try:
+            self._loop.run_until_complete(self._serve(server))
+        finally:
+            self._loop.close()
+
+    async def _serve(self, server: socket.socket) -> None:
+        started = await asyncio.start_server(self._answer, sock=server, limit=128)
+        await self._stop.wait()
+        started.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(5):
+                asked = await reader.readexactly(len(_HELLO) + _NONCE)
+                if asked.startswith(_HELLO):
+                    own = secrets.token_bytes(_NONCE)
+                    address = _plain(writer.get_extra_info("sockname")[0])
+                    writer.write(own + _prove(self._secret, self._identity, address, asked[len(_HELLO) :], own))
+                    await writer.drain()
+        except (OSError, EOFError, TimeoutError):
+            pass
+        finally:
+            writer.close()
+
+
+def try_addresses(targets: Sequence[Target], secret: bytes, seconds: float) -> list[Target]:
+    """Try all ``targets`` at once; those of them that lead to the host that is meant.
+
+    Blocks at most ``seconds``, and not long after every host has answered somewhere: addresses that lead nowhere often
+    are silent.
+    """
+    return asyncio.run(_try_all(targets, secret, seconds))
+
+
+async def _try_all(targets: Sequence[Target], secret: bytes, seconds: float) -> list[Target]:
+    tasks = {asyncio.create_task(_try(target, secret)): target for target in targets}
+    wanted = {target.identity for target in targets}
+    deadline = time.monotonic() + seconds
+    pending = set(tasks)
+    while pending and (left := deadline - time.monotonic()) > 0:
+        done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        wanted -= {tasks[task].identity for task in done if task.result()}
+        if not wanted:
+            deadline = min(deadline, time.monotonic() + _AFTER)
+            wanted = {""}
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    return [target for task, target in tasks.items() if not task.cancelled() and task.result()]
+
+
+async def _try(target: Target, secret: bytes) -> bool:
+    writer = None
+    try:
+        reader, writer = await asyncio.open_connection(target.address, target.port, limit=128)
+        nonce = secrets.token_bytes(_NONCE)
+        writer.write(_HELLO + nonce)
+        answer = await reader.readexactly(_NONCE + _PROOF)
+    except (OSError, EOFError):
+        return False
+    finally:
+        if writer is not None:
+            writer.close()
+    expected = _prove(secret, target.identity, _plain(target.address), nonce, answer[:_NONCE])
+    return hmac.compare_digest(expected, answer[_NONCE:])
+
+
+def _prove(secret: bytes, identity: str, address: str, theirs: bytes, own: bytes) -> bytes:
+    return hmac.digest(secret, b"\0".join((_HELLO, identity.encode(), address.encode(), theirs, own)), "sha256")
+
+
+def _open_server() -> socket.socket:
+    try:
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
+    except (OSError, ValueError):
+        return socket.create_server(("", 0), backlog=256)
+
+
+def _plain(address: str) -> str:
+    """The address as text that is the same on both ends."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return str(parsed)
+
+
+def _version_4() -> list[tuple[str, str]]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        room = array.array("B", bytes(_ENTRY.size * 256))
+        asked = struct.pack("iL", len(room), room.buffer_info()[0])
+        size = struct.unpack("iL", fcntl.ioctl(asking, _SIOCGIFCONF, asked))[0]
+        found = []
+        for raw_name, raw in _ENTRY.iter_unpack(room.tobytes()[:size]):
+            name = raw_name.partition(b"\0")[0].decode()
+            flags = struct.unpack_from("H", fcntl.ioctl(asking, _SIOCGIFFLAGS, struct.pack("256s", raw_name)), 16)[0]
+            if flags & _UP:
+                found.append((name.partition(":")[0], socket.inet_ntoa(raw[4:8])))
+        return found
+
+
+def _version_6() -> list[tuple[str, str]]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for number, _, _, scope, _, name in map(str.split, lines):
+        address = ipaddress.IPv6Address(bytes.fromhex(number))
+        if scope in ("00", "10"):  # global, or this host
+            found.append((name, str(address)))
+    return found

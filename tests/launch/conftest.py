@@ -1,0 +1,17 @@
+"""Fixtures of the launcher's tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.sshd import SSHD, Sshd
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    if not Path(SSHD).exists():
+        pytest.skip("sshd is not installed")
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.close()
