@@ -107,6 +107,7 @@ class Config:
     host_name: str | None = None
     host_address: str | None = None
     secret_fd: int | None = None
+    interface: str | None = None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -137,6 +138,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         group=_integer(env, "GROUP_RANK", 0) if launched and "GROUP_RANK" in env else None,
         host_name=env.get("HOCKET_HOST_NAME") if launched else None,
         host_address=env.get("HOCKET_ADDRESS") if launched else None,
+        interface=env.get("HOCKET_INTERFACE") or None,
         secret_fd=_integer(env, "HOCKET_SECRET_FD", -1) if launched and "HOCKET_SECRET_FD" in env else None,
     )
 

@@ -16,7 +16,7 @@ def run(number, text, shell=InteractiveShell.instance()):
     shell.run_cell(text, store_history=True).raise_error()
 """
 
-DEFINITIONS = '''
+DEFINITIONS = """
 import concurrent.futures
 import dataclasses
 import enum
@@ -148,7 +148,7 @@ def spawned():
 
 def fail(x):
     raise ValueError(f"broken by {x}")  # as written here
-'''
+"""
 
 CALLS = """
 RATE = 100  # defaults were evaluated before

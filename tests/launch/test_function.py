@@ -105,9 +105,7 @@ def test_an_unknown_strategy_starts_nothing() -> None:
 
 
 @pytest.mark.parametrize(("how", "words"), [("raise", "ended with exit code 1"), ("SIGKILL", "was killed by SIGKILL")])
-def test_the_report_is_in_the_error_and_nowhere_else(
-    how: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_is_in_the_error_and_nowhere_else(how: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(JobError) as caught:
         hocket.launch(functions.end, how, n=2)
     lines = str(caught.value).splitlines()

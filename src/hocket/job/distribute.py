@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -238,12 +239,29 @@ def _fingerprint(value: Any) -> str:
 
 @torch.no_grad()
 def _start_equal(communicator: Communicator, model: nn.Module, members: Members) -> None:
-    """Give every rank rank 0's parameters and buffers."""
-    for name, tensor in [*zip(members.names, members.parameters, strict=True), *model.named_buffers()]:
-        dense = tensor.detach().contiguous()
-        communicator.broadcast(dense, 0)
-        if dense.data_ptr() != tensor.data_ptr() and not torch.equal(tensor, dense):
+    """Give every rank rank 0's parameters and buffers, many at a time."""
+    named = [*zip(members.names, members.parameters, strict=True), *model.named_buffers()]
+    groups: dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in named:
+        groups.setdefault((tensor.dtype, tensor.device), []).append((name, tensor))
+    for group in groups.values():
+        while group:
+            nbytes = itertools.accumulate(tensor.nbytes for _, tensor in group)
+            count = max(1, sum(total <= _AT_ONCE for total in nbytes))
+            _take_values(communicator, group[:count])
+            del group[:count]
+
+
+def _take_values(communicator: Communicator, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    flat = torch.cat([tensor.detach().reshape(-1) for _, tensor in named])
+    communicator.broadcast(flat, 0)
+    for (name, tensor), values in zip(named, flat.split([tensor.numel() for _, tensor in named]), strict=True):
+        fresh = values.view(tensor.shape)
+        if not torch.equal(tensor, fresh):
             try:
-                tensor.copy_(dense)
+                tensor.copy_(fresh)
             except RuntimeError as error:
                 raise UsageError(f"{name!r} cannot take rank 0's values: make it contiguous ({error})") from None
+
+
+_AT_ONCE = 64 << 20  # bytes

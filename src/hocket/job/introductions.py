@@ -13,6 +13,7 @@ from typing import Any
 from hocket.comm.topology import Topology
 from hocket.config import Config
 from hocket.errors import JobError, UsageError
+from hocket.job.reaching import reach
 from hocket.transport import handoff
 from hocket.transport.gate import ranks
 from hocket.transport.process_group import Store
@@ -61,9 +62,10 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
     topology = Topology(config.rank, grouped, tuple(everyone[members[0]]["name"] for members in grouped))
     _check_sizes(config, topology, everyone, shares)
     one_machine = len({other["machine"] for other in everyone}) == 1
-    address = "127.0.0.1" if one_machine else config.host_address or _guess(config)
     first = everyone[topology.local[0]]
     secret = _secret(config) if config.secret_fd is not None else bytes.fromhex(everyone[0]["secret"])
+    address = "127.0.0.1" if one_machine else config.host_address
+    address = address or reach(store, topology, secret, config.interface)
     return Introductions(topology, address, first["socket"], secret)
 
 
@@ -111,9 +113,3 @@ def _secret(config: Config) -> bytes:
         return secrets.token_bytes(32)
     with os.fdopen(config.secret_fd, "rb") as pipe:
         return pipe.read(32)
-
-
-def _guess(config: Config) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((config.address, config.port or 1))
-        return str(probe.getsockname()[0])

@@ -9,12 +9,13 @@ from typing import Any
 
 from hocket import __version__, config
 from hocket.errors import HostError
-from hocket.launch import answers, hosts, machine, routes, ssh
+from hocket.launch import answers, hosts, machine, ssh
 from hocket.launch.environment import Job, Place
 from hocket.launch.link import Link
 from hocket.launch.links import Links
 from hocket.launch.party import Party, Wishes
 from hocket.launch.signals import Signals
+from hocket.transport import routes
 
 _CONNECT = 30.0  # seconds until an agent has to have said hello
 _ANSWER = 30.0

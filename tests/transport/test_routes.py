@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.launch import routes
-from hocket.launch.routes import Node
+from hocket.transport import routes
+from hocket.transport.routes import Node
 
 ETH, DOCKER, LOOP = ("eth0", "10.0.0.2"), ("docker0", "172.17.0.1"), ("lo", "127.0.0.1")
 
