@@ -55,6 +55,25 @@ class Metrics:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What a worker's exchanges with other hosts have taken since it started.
+
+    Attributes:
+        host: The worker's host.
+        under_way: Seconds in which gradients were under way, of the exchanges that were looked at.
+        exposed: Seconds of these in which it did nothing but wait for them.
+        waited_for: Seconds that it waited because another one was not there yet, by that one's host.
+    """
+
+    host: str
+    under_way: float
+    exposed: float
+    waited_for: dict[str, float]
+
+    kind = "traffic"
+
+
+@dataclass(frozen=True)
 class Facts:
     """What only a worker knows of the run: the strategy that the script chose, the size of the model …"""
 
@@ -92,8 +111,10 @@ class Stage:
     kind = "stage"
 
 
-Record = Progress | Metrics | Facts | Happening | Stage
-_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (Progress, Metrics, Facts, Happening, Stage)}
+Record = Progress | Metrics | Traffic | Facts | Happening | Stage
+_KINDS: dict[str, type[Record]] = {
+    kind.kind: kind for kind in (Progress, Metrics, Traffic, Facts, Happening, Stage)
+}
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 
 

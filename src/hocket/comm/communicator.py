@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from hocket.comm.layout import Layout, Limits
+from hocket.comm.traffic import Traffic
 from hocket.transport.nccl import NcclGroup
 
 Description = str | Callable[[], str]
@@ -56,6 +57,9 @@ class Communicator(ABC):
     size: int
     way: str
     """How bytes move, in words."""
+
+    traffic: Traffic | None = None
+    """What exchanges with other hosts took; None where there are none."""
 
     nccl: NcclGroup | None = None
     """What connects the GPUs of all ranks, if each has one."""

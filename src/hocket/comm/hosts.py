@@ -47,7 +47,8 @@ class HostsCommunicator(Communicator):
     """
 
     def __init__(self, topology: Topology, local: Communicator, watch: Watch, groups: Groups) -> None:
-        self.topology, self._local, self.traffic = topology, local, Traffic()
+        self.topology, self._local = topology, local
+        self.traffic: Traffic = Traffic(topology.name_of(topology.rank))
         self.rank, self.size = topology.rank, topology.size
         self.way = "Gloo" if max(map(len, topology.hosts)) == 1 else "shared memory, and Gloo between hosts"
         self._watch, self._groups = watch, groups
@@ -62,7 +63,7 @@ class HostsCommunicator(Communicator):
 
     @property
     def waited(self) -> float:
-        return self._watch.waited + self._local.waited
+        return sum(self.traffic.waited_for.values())
 
     @through_cpu
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:

@@ -11,11 +11,13 @@ class Traffic:
     """Of one worker, since it started.
 
     Attributes:
+        host: The worker's host.
         under_way: Seconds in which buckets were under way, of the exchanges that were looked at.
         exposed: Seconds of these in which the worker did nothing but wait for them.
         waited_for: Seconds that it waited because a host's slowest worker was not there yet, by host.
     """
 
+    host: str
     under_way: float = 0.0
     exposed: float = 0.0
     waited_for: dict[str, float] = field(default_factory=dict)

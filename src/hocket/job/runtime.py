@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, TypeVar, cast
@@ -19,7 +20,7 @@ from hocket import config as configuration
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
-from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage
+from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage, Traffic
 from hocket.job import buffers, devices, rendezvous
 from hocket.job.randomness import RandomState
 from hocket.strategies.base import Strategy
@@ -59,7 +60,7 @@ class Runtime:
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
         self._step_of_batch = 0
         self._random: RandomState | None = None
-        self._skipped = 0
+        self._skipped, self._next_traffic = 0, 0.0
         self.undo: Callable[[], None] | None = None  # what a repeated batch has left in buffers and random numbers
         if config.checkpoint is not None and config.rank == 0:
             atexit.register(self._warn_without_checkpoint)
@@ -125,6 +126,14 @@ class Runtime:
                 epoch, step, steps, samples, self.step, self.samples, self.communicator.waited, exchanging
             )
             self.sink.put(progress)
+            if time.monotonic() > self._next_traffic:
+                self.tell_traffic()
+
+    def tell_traffic(self) -> None:
+        """Let the launcher know what exchanges with other hosts took so far."""
+        traffic, self._next_traffic = self.communicator.traffic, time.monotonic() + 1.0
+        if traffic is not None:
+            self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
 
     def end_epoch(self) -> None:
         """A training loop has come to the end of its loader; collective."""
@@ -259,5 +268,9 @@ def _say_goodbye(runtime: Runtime) -> None:
         runtime.communicator.leave(failed)
         runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1))
 
+    def on_exit() -> None:
+        runtime.tell_traffic()
+        runtime.communicator.leave(failed)
+
     sys.excepthook = on_exception
-    atexit.register(lambda: runtime.communicator.leave(failed))
+    atexit.register(on_exit)

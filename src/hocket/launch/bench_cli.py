@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from hocket.errors import UsageError
-from hocket.launch import machine, supervisor
+from hocket.launch import machine, on_hosts, supervisor
 from hocket.launch.environment import Job
+from hocket.launch.hosts import Host
+from hocket.launch.party import Wishes
+from hocket.rig import Rig
 
 app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")
 
@@ -30,13 +34,19 @@ def allreduce(workers: _Workers = "2", rounds: _Rounds = 7, as_json: _Json = Fal
 
 @app.command()
 def step(
-    workers: _Workers = "2",
+    workers: Annotated[
+        str, typer.Option("-n", "--workers", help="How many workers (2), on each host (1) of --hosts; or auto.")
+    ] = "",
     rounds: _Rounds = 7,
     models: Annotated[
         str, typer.Option(help="Of cnn, mlp, narrow and transformer, those to measure.")
     ] = "cnn,mlp,narrow",
     optimizers: Annotated[str, typer.Option(help="Of sgd and adam, those to measure.")] = "sgd,adam",
     device: Annotated[str, typer.Option(help="cpu, or with -n 1 also cuda.")] = "cpu",
+    hosts: Annotated[
+        int, typer.Option(help="On a rig of so many hosts, made for this, with -n workers on each (see hocket rig).")
+    ] = 0,
+    rate: Annotated[str | None, typer.Option(help="What each of these hosts can send: 1gbit. Else unlimited.")] = None,
     as_json: _Json = False,
 ) -> None:
     """A training step against DistributedDataParallel; with -n 1, against the plain script."""
@@ -44,9 +54,21 @@ def step(
     for name in optimizers.split(","):
         if name not in ("sgd", "adam"):
             raise UsageError(f"cannot measure {name!r}: the choices are sgd, adam")
+    workers = workers or ("1" if hosts else "2")
     if device not in ("cpu", "cuda") or (device == "cuda" and workers != "1"):
         raise UsageError(f"--device {device}: cpu, or with -n 1 also cuda (DDP over Gloo is no match for NCCL)")
-    _run("step", workers, as_json, [str(rounds), models, optimizers, device])
+    if rate is not None and not hosts:
+        raise UsageError(f"--rate {rate} limits the hosts of a rig: say how many with --hosts 4")
+    arguments = [str(rounds), models, optimizers, device]
+    if not hosts:
+        _run("step", workers, as_json, arguments)
+        return
+    count = int(workers) if workers.isdecimal() else 0
+    if count < 1:
+        raise UsageError(f"-n {workers}: with --hosts, the number of workers on each host, from 1")
+    network = f"{rate}/s" if rate else "unlimited"
+    with Rig.up(hosts, rate, name=f"bench{os.getpid()}") as rig:
+        _run("step", str(count * hosts), as_json, arguments, rig=rig, where=f"{hosts} hosts × {count}, {network}")
 
 
 @app.command()
@@ -75,22 +97,38 @@ def _check_models(models: str) -> None:
             raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(_MODELS)}")
 
 
-def _run(name: str, workers: str, as_json: bool, *runs: list[str]) -> None:
-    """Run the benchmark once for each list of arguments, and print all their rows."""
+def _run(
+    name: str, workers: str, as_json: bool, *runs: list[str], rig: Rig | None = None, where: str = "one host"
+) -> None:
+    """Run the benchmark once for each list of arguments, here or on all hosts of ``rig``, and print all their rows."""
     count = machine.worker_count(workers)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
         result = Path(folder) / "rows.json"
         for args in runs:
-            status = supervisor.run(Job(("-m", f"hocket.bench.{name}", str(result), *args), count), None)
+            job = Job(("-m", f"hocket.bench.{name}", str(result), *args), count)
+            status = supervisor.run(job, None) if rig is None else on_hosts.run(job, _on_rig(rig, count))
             if status:
                 sys.exit(status)
             rows += json.loads(result.read_text())
     if as_json:
-        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": machine.cpu(), "rows": rows}, indent=1))
+        print(
+            json.dumps(
+                {"workers": count, "where": where, "cores": machine.cores(), "cpu": machine.cpu(), "rows": rows},
+                indent=1,
+            )
+        )
     else:
         crew = f"{count} worker{'s' if count > 1 else ''}"
-        _print_table(f"{name}, {crew} on {machine.cores()} cores ({machine.cpu()})", rows)
+        place = "" if rig is None else f" ({where})"
+        _print_table(f"{name}, {crew}{place} on {machine.cores()} cores ({machine.cpu()})", rows)
+
+
+def _on_rig(rig: Rig, workers: int) -> Wishes:
+    """All hosts of the rig, which share this machine's cores, with equally many workers on each."""
+    each = workers // len(rig.hosts)
+    threads = {"OMP_NUM_THREADS": str(max(1, machine.cores() // workers)), "PYTHONPATH": os.pathsep.join(sys.path)}
+    return Wishes([Host(name, each) for name in rig.hosts], None, rig.ssh, None, None, threads)
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import importlib.util
 import io
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
-from hocket.launch import bench_cli, hosts, machine, preflight, recording, rig_cli, runs_cli, supervisor
+from hocket.launch import bench_cli, hosts, machine, on_hosts, recording, rig_cli, runs_cli, supervisor
 from hocket.launch.environment import Job
 from hocket.launch.party import Wishes
-from hocket.launch.signals import Signals
+from hocket.observe.recorder import Recorder
 from hocket.strategies import choices
 
 app = typer.Typer(
@@ -109,11 +108,14 @@ def run(
     job = Job(command, count, {name: value for name, value in settings.items() if name not in config.LAUNCHERS_OWN})
     if log_dir is not None:
         _check_folder("log-dir", log_dir)
+
+    def record(sized: Job, facts: Mapping[str, Any] | None) -> Recorder | None:
+        return None if no_record else recording.start(sized, settings, tensorboard=tensorboard, hosts=facts)
+
     if named:
         wishes = _wishes(named, workers, settings, export or [])
-        sys.exit(_run_on_hosts(job, wishes, settings, log_dir, record=not no_record, tensorboard=tensorboard))
-    recorder = None if no_record else recording.start(job, settings, tensorboard=tensorboard)
-    sys.exit(supervisor.run(job, log_dir, recorder, report))
+        sys.exit(on_hosts.run(job, wishes, log_dir, record))
+    sys.exit(supervisor.run(job, log_dir, record(job, None), report))
 
 
 @app.command()
@@ -149,20 +151,6 @@ def _wishes(named: list[hosts.Host], workers: str, settings: dict[str, str], exp
         named, count, settings.get("ssh") or config.SETTINGS["ssh"].default, settings.get("python") or None,
         settings.get("interface") or None, config.exported(export),
     )  # fmt: skip
-
-
-def _run_on_hosts(
-    job: Job, wishes: Wishes, settings: dict[str, str], log_dir: Path | None, *, record: bool, tensorboard: bool
-) -> int:
-    """Run ``job`` on several hosts; its size is known when they have been looked at."""
-    with Signals() as signals:
-        party = preflight.gather(wishes, job, signals)
-        with contextlib.closing(party.links):
-            for line in party.warnings:
-                print(line, file=sys.stderr, flush=True)
-            job = dataclasses.replace(job, size=party.size)
-            recorder = recording.start(job, settings, tensorboard=tensorboard, hosts=party.facts()) if record else None
-            return supervisor.run(job, log_dir, recorder, start=party.start, signals=signals)
 
 
 def _command(script: str, args: list[str], module: bool) -> tuple[str, ...]:

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 from hocket.errors import RecordError
-from hocket.events import Happening, Progress, Record
+from hocket.events import Facts, Happening, Progress, Record, Traffic
 from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
 from hocket.observe.progress import Pace
 from hocket.observe.recorder import Recorder
+from hocket.observe.traffic import TrafficSummary
 
 
 class Listener:
@@ -24,6 +25,7 @@ class Listener:
         self.screen: Screen | None = None
         self._recorder = recorder
         self._pace = Pace()
+        self._traffic = TrafficSummary()
         self._checkpoint = ""
         self._has_finished = False
 
@@ -34,6 +36,8 @@ class Listener:
             self.screen.progress(self._pace)
         elif isinstance(record, Happening) and record.name == "checkpoint saved":
             self._checkpoint = str(record.details.get("path") or self._checkpoint)
+        elif isinstance(record, Traffic):
+            self._traffic.take(rank, record)
         if self._recorder is not None:
             self._recorder.take(rank, record)
 
@@ -54,13 +58,18 @@ class Listener:
         rest = "; the same command continues from it." if continues else "."
         return [f"hocket: the last checkpoint is {self._checkpoint}{rest}"]
 
+    def summary(self) -> list[str]:
+        """What is said of a run that ended well."""
+        return self._traffic.lines()
+
     def finish(self, outcome: Outcome) -> None:
         """Write down how the job ended; only the first call counts."""
         if self._recorder is None or self._has_finished:
             return
         self._has_finished = True
+        self._recorder.take(0, Facts(dict(self._traffic.facts())))
         try:
-            self._recorder.finish(outcome.status, outcome.reason, outcome.lines)
+            self._recorder.finish(outcome.status, outcome.reason, outcome.lines if outcome.status else [])
         except RecordError as error:
             self._say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
 

@@ -52,9 +52,9 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
 
 
-def finished() -> Outcome:
-    """All workers have ended well: nothing needs to be said."""
-    return Outcome(0, "all workers finished")
+def finished(summary: list[str]) -> Outcome:
+    """All workers have ended well."""
+    return Outcome(0, "all workers finished", summary)
 
 
 def stopped(number: int, checkpoint: list[str]) -> Outcome:

@@ -101,7 +101,7 @@ class _Supervisor:
             return report.loss(self._crew.losses, failures, self._job.size, seconds, checkpoint)
         if failures:
             return report.failure(failures, self._job.size, seconds, checkpoint)
-        return report.absence(absent, waiting, checkpoint) if absent else report.finished()
+        return report.absence(absent, waiting, checkpoint) if absent else report.finished(self._listener.summary())
 
     def _find_absent(self, running: list[Worker]) -> list[Worker]:
         """Those who have ended well, but without joining the others, if these wait for them."""
