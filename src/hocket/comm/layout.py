@@ -42,10 +42,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many bytes a bucket may have: the first one, and the others. A larger tensor has one for itself."""
+    """How many bytes a bucket may have.
+
+    Attributes:
+        first: Of the first one.
+        most: Of the others.
+        last: From where on, counted from the end, there are new ones: what comes last cannot be hidden.
+        least: Less than this does not go by itself, even if what joins it is too much.
+    """
 
     first: int
     most: int
+    last: int = 0
+    least: int = 0
 
 
 def bucket_limits(total: int) -> Limits:
@@ -56,7 +65,7 @@ def bucket_limits(total: int) -> Limits:
     if total <= _ONE_BUCKET:
         return Limits(_ONE_BUCKET * 2, _ONE_BUCKET * 2)
     most = min(25 << 20, max(total // 4, 1 << 20))
-    return Limits(min(1 << 20, most), most)
+    return Limits(1 << 20, most, 1 << 20, 1 << 18)
 
 
 class Layout:
@@ -80,13 +89,17 @@ class Layout:
         dtypes: list[torch.dtype] = []
         current: dict[torch.dtype, int] = {}
         places: dict[int, Place] = {}
+        left, last_bytes = sum(tensor.nbytes for tensor in tensors), 0  # bytes to come, and of the tensor before
         for i in range(len(tensors)) if order is None else order:
             tensor, dtype = tensors[i], tensors[i].dtype
             bucket = current.get(dtype)
             if bucket is not None and limits is not None and ends[bucket]:
-                most = limits.most if bucket else limits.first
-                if (ends[bucket] + tensor.numel()) * dtype.itemsize > most:
+                full = (ends[bucket] + tensor.numel()) * dtype.itemsize > (limits.most if bucket else limits.first)
+                worth_it = not bucket or ends[bucket] * dtype.itemsize >= limits.least
+                if (full and worth_it) or left <= limits.last < left + last_bytes:
                     bucket = None
+            left -= tensor.nbytes
+            last_bytes = tensor.nbytes
             if bucket is None:
                 bucket = current[dtype] = len(ends)
                 ends.append(0)
