@@ -23,9 +23,7 @@ _INPUT = 1 << 16
 class RemoteCrew(Crew):
     """Workers that agents start, watch over and end."""
 
-    def __init__(
-        self, job: Job, links: Links, places: dict[Link, Place], port: int, folder: str
-    ) -> None:
+    def __init__(self, job: Job, links: Links, places: dict[Link, Place], port: int, folder: str) -> None:
         """Have the agents start their workers.
 
         Args:

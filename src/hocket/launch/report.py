@@ -73,9 +73,7 @@ def absence(absent: list[Worker], waiting: list[Worker], checkpoint: list[str]) 
     return Outcome(1, reason, [*checkpoint, f"hocket: {reason}"])
 
 
-def loss(
-    losses: Sequence[Loss], failures: list[Ending], size: int, seconds: float, checkpoint: list[str]
-) -> Outcome:
+def loss(losses: Sequence[Loss], failures: list[Ending], size: int, seconds: float, checkpoint: list[str]) -> Outcome:
     """Hosts were lost while their workers ran; workers of other hosts may have failed for it."""
     reason = "; ".join(
         f"host {lost.host} ({ranks(lost.ranks)}) was lost after {seconds:.1f} s: {lost.reason}" for lost in losses
