@@ -1,7 +1,8 @@
 """What a checkpoint holds: everything of a training as plain data and tensors, and how that is taken and given back.
 
-Most of it is the same on all ranks, so each rank copies and writes only its part of the tensors. What differs (random
-states, batch-norm statistics in the middle of an epoch, the place in data of one's own) every rank writes for itself.
+Most of it is the same on all ranks, so each rank on rank 0's host copies and writes only its part of the tensors. What
+differs (random states, batch-norm statistics in the middle of an epoch, the place in data of one's own) is in a file
+for each rank.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Camera:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._packer = runtime, Packer()
+        self._writers = runtime.communicator.topology.home
         self._aliases: dict[str, str] = {}
         self._names: list[str] = []  # of all tensors that are the same everywhere,
         self._mine: list[str] = []  # and of those that this rank writes
@@ -108,7 +110,7 @@ class Camera:
             tensor_file.check(common)
             # Those that differ are rank 0's to write.
             first = {f"{name}.{key}" for name in differing for key in _kept_buffers(subjects.modules[name])}
-            self._mine = _share(common, runtime.config.rank, runtime.config.size, first)
+            self._mine = _share(common, runtime.config.rank, self._writers, first)
             self._described = [f"{name} {t.dtype}{list(t.shape)}" for name, t in common.items()]
             self._number = zlib.crc32(repr(self._described).encode())
         tensors = {name: common[name] for name in self._mine} | own
@@ -244,16 +246,16 @@ def _place(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _share(tensors: Tensors, rank: int, size: int, first: set[str]) -> list[str]:
-    """Which of ``tensors`` are for ``rank`` to write: neighbours, about the same number of bytes for each.
+def _share(tensors: Tensors, rank: int, writers: Sequence[int], first: set[str]) -> list[str]:
+    """Which of ``tensors`` are for ``rank`` to write: neighbours, about the same number of bytes for each writer.
 
     Those named in ``first`` are rank 0's.
     """
     total = sum(tensor.nbytes for tensor in tensors.values()) + 1
     mine, before = [], 0
     for name, tensor in tensors.items():
-        writer = 0 if name in first else (before + tensor.nbytes // 2) * size // total
-        if writer == rank:
+        writer = 0 if name in first else (before + tensor.nbytes // 2) * len(writers) // total
+        if writers[writer] == rank:
             mine.append(name)
         before += tensor.nbytes
     return mine

@@ -2,7 +2,7 @@
 
 folder/
   .lock                      held by the job that writes here
-  000004-step-2000/          a checkpoint: the manifest, and one file of tensors by each rank
+  000004-step-2000/          a checkpoint: the manifest, and one file of tensors for each rank
     checkpoint.json
     part-0.safetensors …
   .000005-step-2500.3fa9…/   one that is being written
@@ -69,7 +69,8 @@ class Store:
         """Make a checkpoint of ``folder``, whose files are complete and flushed; then remove the oldest ones."""
         described = {name: asdict(written) for name, written in files.items()}
         text = join({"format": write(FORMAT), "hocket": write(__version__), **manifest, "files": write(described)})
-        write_file(folder / _MANIFEST, json.dumps({"crc32": zlib.crc32(text.encode())}) + "\n" + text + "\n")
+        content = json.dumps({"crc32": zlib.crc32(text.encode())}) + "\n" + text + "\n"
+        write_file(folder / _MANIFEST, content.encode())
         _flush(folder)
         final = self._rename(folder)
         _flush(self.folder)
@@ -198,11 +199,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return content
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write a small file and flush it to the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        data = text.encode()
         while data:
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)

@@ -74,12 +74,9 @@ class Image:
 
     def write(self, path: Path, metadata: str) -> Written:
         """Write the file and flush it to the disk."""
-        own = json.dumps({"__metadata__": {_METADATA: metadata}})[:-1]
-        header = (own + ("," if self._entries else "") + self._header).encode()
-        # Padded with spaces, so that the data begins at a block.
-        header = header.ljust(_blocks(len(header) + 8) - 8)
-        start = mmap.mmap(-1, len(header) + 8)
-        start[:] = len(header).to_bytes(8, "little") + header
+        begin = self._begin(metadata)
+        start = mmap.mmap(-1, len(begin))
+        start[:] = begin
         size = len(start) + self._nbytes
         descriptor = _open(path)
         try:
@@ -90,6 +87,18 @@ class Image:
         finally:
             os.close(descriptor)
         return Written(size, crc)
+
+    def content(self, metadata: str) -> torch.Tensor:
+        """The bytes of the file, to be written elsewhere."""
+        return torch.frombuffer(bytearray(self._begin(metadata) + self._memory[: self._nbytes]), dtype=torch.uint8)
+
+    def _begin(self, metadata: str) -> bytes:
+        """What comes before the tensors."""
+        own = json.dumps({"__metadata__": {_METADATA: metadata}})[:-1]
+        header = (own + ("," if self._entries else "") + self._header).encode()
+        # Padded with spaces, so that the data begins at a block.
+        header = header.ljust(_blocks(len(header) + 8) - 8)
+        return len(header).to_bytes(8, "little") + header
 
 
 def check(tensors: Mapping[str, torch.Tensor]) -> None:
