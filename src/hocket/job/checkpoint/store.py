@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -139,6 +140,12 @@ def committed(folder: Path) -> list[Path]:
     return sorted(found, key=_number)
 
 
+def step_of(name: str) -> int:
+    """The step at which the checkpoint of this name was taken; -1 if it is none."""
+    match = _NAME.fullmatch(name)
+    return int(match[2]) if match else -1
+
+
 def find(path: Path, say: Callable[[str], None]) -> Path:
     """The newest intact checkpoint in the folder ``path``, or the one that ``path`` is.
 
@@ -191,6 +198,14 @@ def inspect(path: Path) -> str:
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
     return ""
+
+
+def identify(path: Path) -> str:
+    """What tells a checkpoint from all others: its manifest, with the checksums of its files; nothing if unreadable."""
+    try:
+        return hashlib.sha256((path / _MANIFEST).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
