@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from job.test_checkpoint import add, train
 from pool import Pool
 from safetensors import safe_open
 from torch import nn
@@ -21,6 +20,7 @@ from torch import nn
 import hocket
 from hocket.job.checkpoint import finding
 from hocket.job.runtime import current
+from job.test_checkpoint import add, train
 
 Hosts = tuple[int, ...]
 
@@ -88,6 +88,15 @@ def test_a_resumed_training_is_the_uninterrupted_one(
         for rank in range(hosts[0], size):
             with safe_open(newest / f"part-{rank}.safetensors", "pt") as file:
                 assert all(name.startswith(f"rank.{rank}.") for name in file.keys())  # noqa: SIM118
+
+
+def test_workers_that_share_no_memory(pool: Pool, tmp_path: Path, free_port: int) -> None:
+    settings: dict[str, Any] = {"transport": "gloo", "port": free_port}
+    whole = pool.run(2, train, "shuffled", 0, "mirrored", **settings)
+    settings |= {"checkpoint": "saved", "checkpoint_every": 3}
+    first = pool.run(2, place, str(tmp_path), train, False, "shuffled", 0, "mirrored", 6, **settings)
+    rest = pool.run(2, place, str(tmp_path), train, False, "shuffled", 0, "mirrored", **settings)
+    check_same(whole, first, rest, 3)
 
 
 @pytest.mark.parametrize(
