@@ -11,6 +11,7 @@ from pool import Pool, RemoteError
 
 import hocket
 from hocket.comm.layout import Layout, cut
+from hocket.job.runtime import current
 
 SHAPES = [(), (1,), (3, 5), (70_001,), (0,)]
 TYPES = ["float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"]
@@ -34,6 +35,19 @@ def gather(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 def test_gather_and_broadcast(pool: Pool, shape: tuple[int, ...], dtype: str) -> None:
     expected = torch.stack([value(rank, shape, dtype) for rank in range(3)])
     assert all(torch.equal(result, expected) for result in pool.run(3, gather, shape, dtype))
+
+
+def collect(lengths: list[int]) -> list[list[int]]:
+    mine = torch.full((lengths[hocket.rank()],), hocket.rank() + 1, dtype=torch.uint8)
+    parts = current().communicator.collect(mine, hocket.size() - 1)
+    return [part.tolist() for part in parts]
+
+
+@pytest.mark.parametrize("hosts", [None, (2, 1), (1, 1, 1)])
+@pytest.mark.parametrize("lengths", [[0, 0, 0], [3, 0, 992], [5, 70_001, 0]])
+def test_collect(pool: Pool, lengths: list[int], hosts: tuple[int, ...] | None) -> None:
+    expected = [[rank + 1] * length for rank, length in enumerate(lengths)]
+    assert pool.run(3, collect, lengths, hosts=hosts) == [[], [], expected]
 
 
 def reduce_all(shape: tuple[int, ...], dtype: str, operation: str) -> torch.Tensor:

@@ -17,7 +17,8 @@ def sizes(counts: list[int]) -> list[float]:
 
 
 def test_little_goes_in_one() -> None:
-    assert sizes([16] * 100) == [1.6]
+    assert sizes([16] * 60) == [0.9]
+    assert sizes([16] * 100) == [0.8, 0.8]
 
 
 def test_a_small_one_first_then_at_least_four_and_little_at_the_end() -> None:

@@ -26,7 +26,7 @@ from hocket.comm.traffic import Stopwatch, Traffic
 from hocket.transport.counters import Counters
 from hocket.transport.process_group import ProcessGroup
 
-_LOOK_AT_ALL, _LOOK_EVERY = 16, 8  # exchanges whose times are taken: the first ones, then one in so many
+_LOOK_AT_ALL, _LOOK_EVERY = 16, 16  # exchanges whose times are taken: the first ones, then one in so many
 _LATE = 0.001  # seconds from which a worker counts as late
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 
 from hocket.comm.layout import Layout, Limits
+from hocket.comm.topology import Topology
 from hocket.comm.traffic import Traffic
 from hocket.transport.nccl import NcclGroup
 
@@ -65,6 +67,11 @@ class Communicator(ABC):
     """What connects the GPUs of all ranks, if each has one."""
 
     @property
+    def topology(self) -> Topology:
+        """Who is where: all on this host, if nothing else is said."""
+        return Topology(self.rank, (tuple(range(self.size)),), (platform.node(),))
+
+    @property
     def on_host(self) -> Communicator:
         """The workers of this host."""
         return self
@@ -97,6 +104,13 @@ class Communicator(ABC):
     @abstractmethod
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """The (small) data of all ranks; lengths may differ."""
+
+    def collect(self, data: torch.Tensor, root: int) -> list[torch.Tensor]:
+        """The flat bytes of all ranks, on rank ``root``; nothing on others. Lengths may differ."""
+        parts = self.gather_bytes(data.numpy().tobytes())
+        if self.rank != root:
+            return []
+        return [torch.frombuffer(bytearray(part + b"\0"), dtype=torch.uint8)[:-1] for part in parts]
 
     def limits(self, total: int) -> Limits | None:
         """How large buckets should be to average ``total`` bytes; None if all may be in one."""

@@ -42,12 +42,11 @@ class HostsCommunicator(Communicator):
     """The workers of a job on several hosts.
 
     Attributes:
-        topology: Who is where.
         traffic: What the exchanges of this worker took.
     """
 
     def __init__(self, topology: Topology, local: Communicator, watch: Watch, groups: Groups) -> None:
-        self.topology, self._local = topology, local
+        self._topology, self._local = topology, local
         self.traffic: Traffic = Traffic(topology.name_of(topology.rank))
         self.rank, self.size = topology.rank, topology.size
         self.way = "Gloo" if max(map(len, topology.hosts)) == 1 else "shared memory, and Gloo between hosts"
@@ -56,6 +55,10 @@ class HostsCommunicator(Communicator):
         self._made: list[ProcessGroup] = []
         self._world = self._group("all", list(range(self.size)))
         self._column = self._new_column()
+
+    @property
+    def topology(self) -> Topology:
+        return self._topology
 
     @property
     def on_host(self) -> Communicator:
@@ -121,6 +124,18 @@ class HostsCommunicator(Communicator):
         else:
             parts = [row[_HEAD.size :] for row in rows]
         return [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
+
+    def collect(self, data: torch.Tensor, root: int) -> list[torch.Tensor]:
+        what = f"a collection on rank {root}"
+        rows = self._meet(what, data.numel(), data if data.numel() <= _ROOM else None)
+        lengths = [int(row[8:16].view(torch.int64)) for row in rows]
+        if max(lengths) > _ROOM:
+            padded = torch.zeros(max(lengths), dtype=torch.uint8)
+            padded[: data.numel()] = data
+            parts = self._world.gather(padded, root, what)
+        else:
+            parts = [row[_HEAD.size :] for row in rows]
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)] if self.rank == root else []
 
     def limits(self, total: int) -> Limits:
         return bucket_limits(total)

@@ -10,7 +10,7 @@ import torch
 
 _LINE = 64  # bytes; every tensor starts at a multiple, so that slices keep the alignment that kernels see
 
-_ONE_BUCKET = 2 << 20  # bytes
+_ONE_BUCKET = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def bucket_limits(total: int) -> Limits:
     if total <= _ONE_BUCKET:
         return Limits(_ONE_BUCKET * 2, _ONE_BUCKET * 2)
     most = min(25 << 20, max(total // 4, 1 << 20))
-    return Limits(1 << 20, most, 1 << 20, 1 << 18)
+    return Limits(1 << 20, most, min(1 << 20, total // 2), 1 << 18)
 
 
 class Layout:

@@ -40,6 +40,11 @@ class Topology:
         return self.hosts[self.host]
 
     @property
+    def home(self) -> tuple[int, ...]:
+        """The ranks on rank 0's host."""
+        return self.hosts[self.host_of[0]]
+
+    @property
     def local_rank(self) -> int:
         """The place of this rank among them."""
         return self.local.index(self.rank)

@@ -164,7 +164,7 @@ class _Normalise(torch.autograd.Function):
         inverse = torch.rsqrt(variance + ctx.eps)
         # Sums over this rank's samples, of the gradient times the normalised input and of the gradient.
         _, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
-            gradient, input, None, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
+            gradient, input, torch.ones_like(mean), mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
         )
         for_input = None
         if needs_input:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,19 @@ def unpack(value: Json, tensors: Callable[[str], torch.Tensor]) -> Any:
     if tag in _BY_TAG:
         return _BY_TAG[tag]([unpack(item, tensors) for item in inner])
     return _READERS[tag](inner)
+
+
+def references(value: Json) -> Iterator[str]:
+    """The names of the tensors that ``unpack`` will ask for."""
+    if isinstance(value, dict):
+        if len(value) == 1 and not value.keys().isdisjoint(("$tensor", "$array")):
+            yield from value.values()
+            return
+        value = value.values()
+    elif not isinstance(value, list):
+        return
+    for item in value:
+        yield from references(item)
 
 
 def _keep(tensor: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> str:

@@ -150,7 +150,8 @@ class Runtime:
                 told = json.dumps([None, str(error)]).encode()
         result, failure = json.loads(self.communicator.gather_bytes(told)[0])
         if failure:
-            raise CheckpointError(failure)
+            topology = self.communicator.topology
+            raise CheckpointError(failure if len(topology.hosts) == 1 else f"on {topology.name_of(0)}: {failure}")
         return cast(T, result)
 
     def leave_no_trace(self) -> None:

@@ -137,19 +137,20 @@ class Collector:
 
     def _make_hook(self, index: int, large: bool) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
-            if self._task != _current_task():
+            task = _current_task()
+            if self._task != task:
                 self.arm()
             if not self.held:
                 if large:
                     self._slots.copy(index, self._scale())
                 if self.readiness is not None:
-                    self._arrive(self.readiness, index)
+                    self._arrive(self.readiness, index, nested=self._task != task)
 
         return hook
 
-    def _arrive(self, readiness: Readiness, index: int) -> None:
+    def _arrive(self, readiness: Readiness, index: int, *, nested: bool) -> None:
         assert self._averager is not None
-        bucket = readiness.arrive(index, nested=self._task != _current_task())
+        bucket = readiness.arrive(index, nested=nested)
         if bucket is not None:
             self._slots.finish(bucket, self._scale())
             self._averager.ready(bucket)

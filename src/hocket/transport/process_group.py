@@ -83,6 +83,14 @@ class ProcessGroup:
         self.wait(self._start(lambda: self._group.allgather([parts], [tensor])), what)
         return parts
 
+    def gather(self, tensor: torch.Tensor, root: int, what: Description) -> list[torch.Tensor]:
+        """Every member's on ``root``; nothing on others."""
+        parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == root else []
+        options = dist.GatherOptions()
+        options.rootRank = root
+        self.wait(self._start(lambda: self._group.gather([parts] if parts else [], [tensor], options)), what)
+        return parts
+
     def broadcast(self, tensor: torch.Tensor, root: int, what: Description) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = root

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import CheckpointError, UsageError
-from hocket.job.checkpoint import store
+from hocket.job.checkpoint import finding, store
+from hocket.job.checkpoint.restoring import Saved
 from hocket.job.checkpoint.saving import Saver, Saving
-from hocket.job.checkpoint.snapshot import Saved, Subjects
-from hocket.job.checkpoint.tensor_file import TensorFile
+from hocket.job.checkpoint.snapshot import Subjects
 from hocket.job.runtime import Runtime, current
 
 
@@ -25,7 +24,7 @@ class Position:
         epoch: Passes over the loader's data that are complete; the loader itself goes on in the middle of the next.
         step: Steps of the optimizer so far; ``samples`` and ``metrics`` likewise.
         extra: What was saved as ``extra``.
-        path: The checkpoint that was loaded, if any.
+        path: The checkpoint that was loaded, if any; on rank 0's host.
     """
 
     epoch: int = 0
@@ -58,7 +57,7 @@ def save(
     all of it is on the disk, and only then are older ones removed.
 
     Args:
-        path: A folder for the checkpoints of this training.
+        path: A folder for the checkpoints of this training, on rank 0's host.
         model: The model; several as a list or a dictionary, like everything else here.
         optimizer: The optimizer.
         scheduler: The learning-rate scheduler.
@@ -68,8 +67,8 @@ def save(
         others: Whatever else has ``state_dict`` and ``load_state_dict``: a GradScaler, averaged weights …
 
     Returns:
-        A handle: ``wait()`` on rank 0 blocks until it is on the disk and raises if that failed; on other ranks, until
-        their part of it is.
+        A handle: ``wait()`` on rank 0 blocks until it is on the disk and raises if that failed; on other ranks of its
+        host, until their part of it is. Other hosts write nothing.
     """
     if keep < 1:
         raise UsageError(f"save(keep={keep}): at least one checkpoint must be kept")
@@ -91,8 +90,9 @@ def load(
 ) -> Position:
     """Bring what is given to the state in the newest intact checkpoint of folder ``path``; every rank must call it.
 
-    ``path`` may also be one checkpoint in it. Call it after ``distribute``; leave out what is not needed. The number of
-    workers may be another than when it was saved.
+    ``path`` may also be one checkpoint in it. Rank 0 decides which one it is; hosts that do not have it at this path
+    get it from rank 0's. Call it after ``distribute``; leave out what is not needed. The number of workers and hosts
+    may be another than when it was saved.
     """
     subjects = Subjects(model, optimizer, scheduler, loader, None, others)
     return _load(current(), Path(path).absolute(), subjects)
@@ -127,13 +127,16 @@ def resume(
         return position
     folder = Path(config.checkpoint).absolute()
     _saver(runtime).open(folder)
+    finding.warn_of_others(runtime, folder)
     if runtime.on_rank_0(lambda: bool(store.committed(folder))):
         position = _load(runtime, folder, subjects)
         if extra is not None:
             extra.update(position.extra or {})
             position.extra = extra
         if config.rank == 0:
-            print(f"hocket: going on from {position.path}", file=sys.stderr, flush=True)
+            topology = runtime.communicator.topology
+            host = f" on {topology.name_of(0)}" if len(topology.hosts) > 1 else ""
+            print(f"hocket: going on from {position.path}{host}", file=sys.stderr, flush=True)
     automatic = _Automatic(runtime, folder, subjects)
     position._done = automatic.between_steps
     for each in subjects.loaders.values():
@@ -171,18 +174,10 @@ def _saver(runtime: Runtime) -> Saver:
 def _load(runtime: Runtime, path: Path, subjects: Subjects) -> Position:
     if runtime.saver is not None:
         _saver(runtime).settle()
-    found = runtime.on_rank_0(lambda: str(store.find(path, lambda line: print(line, file=sys.stderr, flush=True))))
-    chosen = Path(found)
-    manifest = store.read_manifest(chosen)
-    parts = [TensorFile(chosen / part) for part in manifest["files"]]
-    homes = {tensor: part for part in parts for tensor in part.names}
-    aliases = manifest["aliases"]
-    saved = Saved(
-        manifest,
-        [json.loads(part.metadata) for part in parts],
-        lambda name: homes[aliases.get(name, name)].read(aliases.get(name, name)),
-    )
-    saved.restore(runtime, subjects, lambda name: homes[aliases.get(name, name)].shape(aliases.get(name, name)))
+    chosen, source = finding.find(runtime, path)
+    saved = Saved(source, runtime)
+    saved.restore(subjects)
     runtime.communicator.barrier("loading a checkpoint")
     epoch = saved.epoch(next(iter(subjects.loaders), None))
+    manifest = source.manifest
     return Position(epoch, manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), chosen)

@@ -1,6 +1,7 @@
 """Writes checkpoints in the background: every rank its part, and rank 0 makes a checkpoint of them.
 
-The script only waits for the copy. Ranks tell rank 0 how writing went by small files beside their parts.
+The script only waits for the copy. Over several hosts the folder is on rank 0's (or all see it; nobody needs to know):
+only the workers there write, and what other ranks alone have comes to rank 0 before anything is written.
 """
 
 from __future__ import annotations
@@ -14,22 +15,18 @@ import sys
 import threading
 import time
 import zlib
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from hocket.errors import CheckpointError, MismatchError
 from hocket.events import Happening
-from hocket.job.checkpoint import store, tensor_file
-from hocket.job.checkpoint.packer import Text
+from hocket.job.checkpoint import parts, tensor_file
 from hocket.job.checkpoint.snapshot import Camera, Snapshot, Subjects
 from hocket.job.checkpoint.store import Store
-from hocket.job.checkpoint.tensor_file import Image, Written
+from hocket.job.checkpoint.tensor_file import Image
 from hocket.job.runtime import Runtime
-
-_POLL = 0.01  # seconds between two looks for the parts of other ranks
 
 
 class Saving:
@@ -63,6 +60,8 @@ class Saver:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._writers = runtime.communicator.topology.home
+        self._writes = runtime.config.rank in self._writers
         self._stores: dict[Path, Store] = {}
         self._camera = Camera(runtime)
         self._image: Image | None = None
@@ -86,20 +85,23 @@ class Saver:
             self.settle()
         busy = not self._last.done
         taken = self._camera.take(subjects)
-        number = zlib.crc32(repr((str(folder), taken.step, taken.number)).encode())
-        rows = runtime.communicator.allgather(torch.tensor([number, busy])).tolist()
-        if any(row[0] != rows[0][0] for row in rows):
+        number = zlib.crc32(repr((taken.step, taken.number)).encode())
+        place = zlib.crc32(str(folder).encode())
+        rows = runtime.communicator.allgather(torch.tensor([number, place, busy])).tolist()
+        if any(row[0] != rows[0][0] for row in rows) or any(rows[rank][1] != rows[0][1] for rank in self._writers):
             self._disagree(folder, taken)
-        if any(row[1] for row in rows):
+        if any(row[2] for row in rows):
             if runtime.config.rank == 0:
                 runtime.sink.put(Happening("checkpoint left out", {"step": runtime.step}))
             return None
         target = self._begin(folder, taken)
         image = self._copy(taken)
+        remote = self._bring(image, taken)
         self._last = Saving()
-        thread = threading.Thread(target=self._write, args=(self._last, target, image, taken, keep), name="hocket-save")
-        self._last._thread = thread
-        thread.start()
+        if self._writes:
+            args = (self._last, target, image, taken, remote, keep)
+            self._last._thread = threading.Thread(target=self._write, args=args, name="hocket-save")
+            self._last._thread.start()
         return self._last
 
     def open(self, folder: Path) -> None:
@@ -116,6 +118,8 @@ class Saver:
         mine = json.dumps([f"the folder {folder}", f"step {taken.step}", *taken.described]).encode()
         described = [json.loads(part) for part in self._runtime.communicator.gather_bytes(mine)]
         for rank, other in enumerate(described):
+            if rank not in self._writers:
+                other[0] = described[0][0]  # is not used there
             for here, there in itertools.zip_longest(described[0], other, fillvalue="nothing"):
                 if here != there:
                     raise MismatchError(
@@ -141,13 +145,31 @@ class Saver:
         taken.tensors = {}
         return self._image
 
-    def _write(self, saving: Saving, folder: Path, image: Image, taken: Snapshot, keep: int) -> None:
+    def _bring(self, image: Image, taken: Snapshot) -> dict[int, torch.Tensor]:
+        """Have on rank 0 what only ranks of other hosts have, as the files that it will write for them; collective."""
+        if len(self._writers) == self._runtime.config.size:
+            return {}
+        mine = torch.empty(0, dtype=torch.uint8) if self._writes else image.content(taken.own)
+        contents = self._runtime.communicator.collect(mine, 0)
+        return {rank: content for rank, content in enumerate(contents) if rank not in self._writers}
+
+    def _write(
+        self,
+        saving: Saving,
+        folder: Path,
+        image: Image,
+        taken: Snapshot,
+        remote: dict[int, torch.Tensor],
+        keep: int,
+    ) -> None:
         """In a thread of its own."""
         rank, begin = self._runtime.config.rank, time.perf_counter()
         try:
-            written = _write_part(folder, rank, image, taken.own)
+            written = parts.write(folder, rank, image, taken.own)
             if rank == 0:
-                saving.path = self._commit(folder, taken.manifest, written, keep)
+                config = self._runtime.config
+                files = parts.complete(folder, config.size, written, remote, config.timeout)
+                saving.path = self._stores[folder.parent].commit(folder, taken.manifest, files, keep)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
             self._fail(saving, folder, reason)
@@ -161,63 +183,13 @@ class Saver:
             details = {"folder": str(folder), "path": str(saving.path), "step": taken.step, "seconds": seconds}
             self._runtime.sink.put(Happening("checkpoint saved", details))
 
-    def _commit(self, folder: Path, manifest: dict[str, Text], written: Written, keep: int) -> Path:
-        """Wait for the parts of all ranks, and make a checkpoint of them."""
-        files = {_part(0): written}
-        deadline = time.monotonic() + self._runtime.config.timeout
-        for rank in range(1, self._runtime.config.size):
-            while not (outcome := _read_outcome(folder, rank)):
-                if time.monotonic() > deadline:
-                    raise CheckpointError(f"rank {rank} has not written its part in {self._runtime.config.timeout:g} s")
-                time.sleep(_POLL)
-            if "error" in outcome:
-                raise CheckpointError(f"rank {rank}: {outcome['error']}")
-            files[_part(rank)] = Written(**outcome)
-            _outcome(folder, rank).unlink()
-        return self._stores[folder.parent].commit(folder, manifest, files, keep)
-
     def _fail(self, saving: Saving, folder: Path, reason: str) -> None:
         rank = self._runtime.config.rank
         saving.error = f"the checkpoint {folder.name[1:].rpartition('.')[0]} could not be written: {reason}"
-        if rank:  # what this rank has written makes room for the message
-            with contextlib.suppress(OSError):
-                (folder / _part(rank)).unlink(missing_ok=True)
-                _draft(folder, rank).unlink(missing_ok=True)
-                _tell(folder, rank, {"error": reason})
+        if rank:
+            parts.fail(folder, rank, reason)
             return
         shutil.rmtree(folder, ignore_errors=True)
         last = f"the last good one is {self._good}" if self._good else "there is no good one of this run yet"
         print(f"hocket: {saving.error}; training goes on, {last}", file=sys.stderr, flush=True)
         self._runtime.sink.put(Happening("checkpoint failed", {"folder": str(folder), "reason": reason}))
-
-
-def _write_part(folder: Path, rank: int, image: Image, metadata: str) -> Written:
-    written = image.write(folder / _part(rank), metadata)
-    if rank:
-        _tell(folder, rank, asdict(written))
-    return written
-
-
-def _tell(folder: Path, rank: int, outcome: dict[str, Any]) -> None:
-    store.write_file(_draft(folder, rank), json.dumps(outcome))
-    _draft(folder, rank).rename(_outcome(folder, rank))
-
-
-def _read_outcome(folder: Path, rank: int) -> dict[str, Any] | None:
-    try:
-        outcome: dict[str, Any] = json.loads(_outcome(folder, rank).read_text())
-    except FileNotFoundError:
-        return None
-    return outcome
-
-
-def _part(rank: int) -> str:
-    return f"part-{rank}.safetensors"
-
-
-def _draft(folder: Path, rank: int) -> Path:
-    return folder / f"part-{rank}.draft"
-
-
-def _outcome(folder: Path, rank: int) -> Path:
-    return folder / f"part-{rank}.json"

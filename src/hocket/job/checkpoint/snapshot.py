@@ -1,13 +1,14 @@
-"""What a checkpoint holds: everything of a training as plain data and tensors, and how that is taken and given back.
+"""What a checkpoint holds: everything of a training as plain data and tensors, and how that is taken.
 
-Most of it is the same on all ranks, so each rank copies and writes only its part of the tensors. What differs (random
-states, batch-norm statistics in the middle of an epoch, the place in data of one's own) every rank writes for itself.
+Most of it is the same on all ranks, so each rank on rank 0's host copies and writes only its part of the tensors. What
+differs (random states, batch-norm statistics in the middle of an epoch, the place in data of one's own) is in a file
+for each rank.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hocket.errors import CheckpointError, UsageError
+from hocket.errors import UsageError
 from hocket.job import buffers
 from hocket.job.checkpoint import tensor_file
 from hocket.job.checkpoint.packer import Packer, Text, join, write
 from hocket.job.data.loader import Loader
-from hocket.job.packing import Json, pack, unpack
+from hocket.job.packing import pack
 from hocket.job.randomness import RandomState
 from hocket.job.runtime import Runtime
 
@@ -62,6 +63,7 @@ class Camera:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._packer = runtime, Packer()
+        self._writers = runtime.communicator.topology.home
         self._aliases: dict[str, str] = {}
         self._names: list[str] = []  # of all tensors that are the same everywhere,
         self._mine: list[str] = []  # and of those that this rank writes
@@ -108,7 +110,7 @@ class Camera:
             tensor_file.check(common)
             # Those that differ are rank 0's to write.
             first = {f"{name}.{key}" for name in differing for key in _kept_buffers(subjects.modules[name])}
-            self._mine = _share(common, runtime.config.rank, runtime.config.size, first)
+            self._mine = _share(common, runtime.config.rank, self._writers, first)
             self._described = [f"{name} {t.dtype}{list(t.shape)}" for name, t in common.items()]
             self._number = zlib.crc32(repr(self._described).encode())
         tensors = {name: common[name] for name in self._mine} | own
@@ -141,81 +143,6 @@ class Camera:
         return write(self._aliases)
 
 
-class Saved:
-    """A checkpoint that can be read: its manifest, and what each rank wrote beside its part of the tensors."""
-
-    def __init__(self, manifest: Json, own: Sequence[Json], read: Callable[[str], torch.Tensor]) -> None:
-        self.manifest, self._own, self._read = manifest, own, read
-
-    def restore(self, runtime: Runtime, subjects: Subjects, shape: Callable[[str], list[int]]) -> None:
-        """Bring everything to the state that was saved; collective."""
-        manifest, size = self.manifest, runtime.config.size
-        for name in [*subjects.stateful, *subjects.loaders]:
-            if name not in manifest["objects"] and name not in (*manifest["loaders"], *self._own[0]["loaders"]):
-                known = ", ".join([*manifest["objects"], *manifest["loaders"]])
-                raise CheckpointError(f"the checkpoint has no {name!r}: it has {known}; leave it out of the call")
-        for name, model in subjects.models.items():
-            _check_fits(name, model.state_dict(), manifest["objects"][name], shape)
-        own = self._own[runtime.config.rank] if manifest["size"] == size else None
-        for name, thing in subjects.stateful.items():
-            self._load(name, thing, own)
-        if not subjects.is_training:
-            return  # weights for something else: counts and random numbers are not its business
-        runtime.batches, runtime.samples = manifest["batches"], manifest["samples"]
-        runtime.metrics = self.metrics()
-        for counter, steps in zip(runtime.counters, manifest["steps"], strict=False):
-            counter.steps = steps
-        for warmup, taken in zip(runtime.warmups, manifest["warmups"], strict=False):
-            warmup.taken = taken
-        for strategy, state in zip(runtime.strategies, manifest["strategies"], strict=False):
-            strategy.load_state(self._unpack(state))
-        for name, loader in subjects.loaders.items():
-            self._place(name, loader, own)
-        if own is not None:
-            random = RandomState.from_data(self._unpack(own["random"]))
-            random.restore()
-            runtime.keep_random(random)
-
-    def metrics(self) -> dict[str, float]:
-        """What was reported last."""
-        metrics: dict[str, float] = self._unpack(self.manifest["metrics"])
-        return metrics
-
-    def extra(self) -> Any:
-        """What the script had given."""
-        return self._unpack(self.manifest["extra"])
-
-    def epoch(self, loader: str | None) -> int:
-        """Passes over the data of ``loader`` (if None: of any) that are complete."""
-        states = self._own[0]["loaders"] | self.manifest["loaders"]
-        state = states.get(loader) if loader is not None else next(iter(states.values()), None)
-        return int(self._unpack(state)["epoch"]) - 1 if state is not None else 0
-
-    def _load(self, name: str, thing: Any, own: Json) -> None:
-        state = self._unpack(self.manifest["objects"][name])
-        if own is not None and name in own["buffers"]:
-            state |= self._unpack(own["buffers"][name])
-        try:
-            thing.load_state_dict(state)
-        except (ValueError, RuntimeError, KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint does not fit {name!r}: {error}") from error
-
-    def _place(self, name: str, loader: Loader, own: Json) -> None:
-        if name in self.manifest["loaders"]:
-            loader.load_state(self._unpack(self.manifest["loaders"][name]))
-            return
-        state = self._unpack((own or self._own[0])["loaders"][name])
-        if own is None and state["open"]:
-            raise CheckpointError(
-                f"the checkpoint was written by {self.manifest['size']} workers in the middle of an epoch, and every "
-                f"worker had data of its own: resume with -n {self.manifest['size']}"
-            )
-        loader.load_state(state)
-
-    def _unpack(self, value: Json) -> Any:
-        return unpack(value, self._read)
-
-
 def _named(kind: str, given: Any, expected: type = object) -> dict[str, Any]:
     if given is None:
         return {}
@@ -244,42 +171,16 @@ def _place(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _share(tensors: Tensors, rank: int, size: int, first: set[str]) -> list[str]:
-    """Which of ``tensors`` are for ``rank`` to write: neighbours, about the same number of bytes for each.
+def _share(tensors: Tensors, rank: int, writers: Sequence[int], first: set[str]) -> list[str]:
+    """Which of ``tensors`` are for ``rank`` to write: neighbours, about the same number of bytes for each writer.
 
     Those named in ``first`` are rank 0's.
     """
     total = sum(tensor.nbytes for tensor in tensors.values()) + 1
     mine, before = [], 0
     for name, tensor in tensors.items():
-        writer = 0 if name in first else (before + tensor.nbytes // 2) * size // total
-        if writer == rank:
+        writer = 0 if name in first else (before + tensor.nbytes // 2) * len(writers) // total
+        if writers[writer] == rank:
             mine.append(name)
         before += tensor.nbytes
     return mine
-
-
-def _check_fits(name: str, state: Mapping[str, Any], saved: Json, shape: Callable[[str], list[int]]) -> None:
-    """Raise, naming the first difference, if a model's parameters and buffers are not those that were saved."""
-
-    def fail(difference: str) -> None:
-        raise CheckpointError(
-            f"the checkpoint is of another {name}: {difference}; build the model as it was when it was saved"
-        )
-
-    for key in _merge(saved, state):
-        if key not in state:
-            fail(f"it has {key!r}, and this one does not")
-        if key not in saved:
-            fail(f"this one has {key!r}, and it does not")
-        reference = saved[key]
-        if isinstance(state[key], torch.Tensor) and isinstance(reference, dict) and "$tensor" in reference:
-            there, here = shape(reference["$tensor"]), list(state[key].shape)
-            if there != here:
-                fail(f"{key!r} has shape {there} there and {here} here")
-
-
-def _merge(first: Iterable[str], second: Iterable[str]) -> list[str]:
-    """All keys, in the order in which a reader would compare the two."""
-    first, second = list(first), list(second)
-    return [*dict.fromkeys(key for pair in zip(first, second, strict=False) for key in pair), *first, *second]

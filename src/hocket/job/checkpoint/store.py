@@ -2,7 +2,7 @@
 
 folder/
   .lock                      held by the job that writes here
-  000004-step-2000/          a checkpoint: the manifest, and one file of tensors by each rank
+  000004-step-2000/          a checkpoint: the manifest, and one file of tensors for each rank
     checkpoint.json
     part-0.safetensors …
   .000005-step-2500.3fa9…/   one that is being written
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -69,7 +70,8 @@ class Store:
         """Make a checkpoint of ``folder``, whose files are complete and flushed; then remove the oldest ones."""
         described = {name: asdict(written) for name, written in files.items()}
         text = join({"format": write(FORMAT), "hocket": write(__version__), **manifest, "files": write(described)})
-        write_file(folder / _MANIFEST, json.dumps({"crc32": zlib.crc32(text.encode())}) + "\n" + text + "\n")
+        content = json.dumps({"crc32": zlib.crc32(text.encode())}) + "\n" + text + "\n"
+        write_file(folder / _MANIFEST, content.encode())
         _flush(folder)
         final = self._rename(folder)
         _flush(self.folder)
@@ -138,6 +140,12 @@ def committed(folder: Path) -> list[Path]:
     return sorted(found, key=_number)
 
 
+def step_of(name: str) -> int:
+    """The step at which the checkpoint of this name was taken; -1 if it is none."""
+    match = _NAME.fullmatch(name)
+    return int(match[2]) if match else -1
+
+
 def find(path: Path, say: Callable[[str], None]) -> Path:
     """The newest intact checkpoint in the folder ``path``, or the one that ``path`` is.
 
@@ -192,17 +200,24 @@ def inspect(path: Path) -> str:
     return ""
 
 
+def identify(path: Path) -> str:
+    """What tells a checkpoint from all others: its manifest, with the checksums of its files; nothing if unreadable."""
+    try:
+        return hashlib.sha256((path / _MANIFEST).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint that ``find`` has found."""
     content: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8").partition("\n")[2])
     return content
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write a small file and flush it to the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        data = text.encode()
         while data:
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)

@@ -28,9 +28,13 @@ _TYPES = {
     torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.complex64: "C64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
+_BY_NAME = {name: dtype for dtype, name in _TYPES.items()}
 _BLOCK = 4096  # of what goes past the page cache
 _CHUNK = 1 << 22
 _METADATA = "hocket"
+
+Kind = tuple[torch.dtype, list[int]]
+"""Type and shape of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,9 @@ class Image:
 
     def write(self, path: Path, metadata: str) -> Written:
         """Write the file and flush it to the disk."""
-        own = json.dumps({"__metadata__": {_METADATA: metadata}})[:-1]
-        header = (own + ("," if self._entries else "") + self._header).encode()
-        # Padded with spaces, so that the data begins at a block.
-        header = header.ljust(_blocks(len(header) + 8) - 8)
-        start = mmap.mmap(-1, len(header) + 8)
-        start[:] = len(header).to_bytes(8, "little") + header
+        begin = self._begin(metadata)
+        start = mmap.mmap(-1, len(begin))
+        start[:] = begin
         size = len(start) + self._nbytes
         descriptor = _open(path)
         try:
@@ -90,6 +91,18 @@ class Image:
         finally:
             os.close(descriptor)
         return Written(size, crc)
+
+    def content(self, metadata: str) -> torch.Tensor:
+        """The bytes of the file, to be written elsewhere."""
+        return torch.frombuffer(bytearray(self._begin(metadata) + self._memory[: self._nbytes]), dtype=torch.uint8)
+
+    def _begin(self, metadata: str) -> bytes:
+        """What comes before the tensors."""
+        own = json.dumps({"__metadata__": {_METADATA: metadata}})[:-1]
+        header = (own + ("," if self._entries else "") + self._header).encode()
+        # Padded with spaces, so that the data begins at a block.
+        header = header.ljust(_blocks(len(header) + 8) - 8)
+        return len(header).to_bytes(8, "little") + header
 
 
 def check(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -104,6 +117,16 @@ def check(tensors: Mapping[str, torch.Tensor]) -> None:
 def describe(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
     """What an image for ``tensors`` is made from."""
     return tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+
+
+def name_type(dtype: torch.dtype) -> str:
+    """What the format calls a type."""
+    return _TYPES[dtype]
+
+
+def find_type(name: str) -> torch.dtype:
+    """The type that the format calls ``name``."""
+    return _BY_NAME[name]
 
 
 def measure(path: Path) -> Written:
@@ -123,17 +146,16 @@ class TensorFile:
 
         opened: Any = safe_open
         self._file = opened(path, framework="pt")
-        self.names: list[str] = list(self._file.keys())
         self.metadata: str = (self._file.metadata() or {}).get(_METADATA, "null")
+        slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118 - no dictionary
+        self.kinds: dict[str, Kind] = {
+            name: (find_type(part.get_dtype()), list(part.get_shape())) for name, part in slices.items()
+        }
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor of its own memory."""
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor.clone()
-
-    def shape(self, name: str) -> list[int]:
-        """The shape of a tensor, without reading it."""
-        return list(self._file.get_slice(name).get_shape())
 
 
 def _blocks(nbytes: int) -> int:

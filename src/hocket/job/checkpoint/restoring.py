@@ -1,0 +1,149 @@
+"""Brings a training to the state that is in a checkpoint, on as many workers or on others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from hocket.errors import CheckpointError
+from hocket.job.checkpoint.snapshot import Subjects
+from hocket.job.checkpoint.source import Source
+from hocket.job.data.loader import Loader
+from hocket.job.packing import Json, references, unpack
+from hocket.job.randomness import RandomState
+from hocket.job.runtime import Runtime
+
+
+class Saved:
+    """A checkpoint, for the workers that there are now. All ranks call the same methods in the same order."""
+
+    def __init__(self, source: Source, runtime: Runtime) -> None:
+        self._source, self._own, self.manifest = source, source.own, source.manifest
+        self._runtime = runtime
+        # Random numbers and the like are each rank's own, as far as the ranks are the same.
+        self._rank = runtime.config.rank if self.manifest["size"] == runtime.config.size else None
+
+    def restore(self, subjects: Subjects) -> None:
+        """Bring everything to the state that was saved; collective."""
+        manifest, runtime = self.manifest, self._runtime
+        for name in [*subjects.stateful, *subjects.loaders]:
+            if name not in manifest["objects"] and name not in (*manifest["loaders"], *self._own[0]["loaders"]):
+                known = ", ".join([*manifest["objects"], *manifest["loaders"]])
+                raise CheckpointError(f"the checkpoint has no {name!r}: it has {known}; leave it out of the call")
+        for name, model in subjects.models.items():
+            _check_fits(name, model.state_dict(), manifest["objects"][name], self._shape)
+        for name, thing in subjects.stateful.items():
+            self._load(name, thing)
+        if not subjects.is_training:
+            return  # weights for something else: counts and random numbers are not its business
+        runtime.batches, runtime.samples = manifest["batches"], manifest["samples"]
+        runtime.metrics = self.metrics()
+        for counter, steps in zip(runtime.counters, manifest["steps"], strict=False):
+            counter.steps = steps
+        for warmup, taken in zip(runtime.warmups, manifest["warmups"], strict=False):
+            warmup.taken = taken
+        for strategy, state in zip(runtime.strategies, manifest["strategies"], strict=False):
+            strategy.load_state(self._unpack(state))
+        for name, loader in subjects.loaders.items():
+            self._place(name, loader)
+        if self._rank is not None:
+            random = RandomState.from_data(self._unpack_own(lambda own: own["random"]))
+            random.restore()
+            runtime.keep_random(random)
+
+    def metrics(self) -> dict[str, float]:
+        """What was reported last."""
+        metrics: dict[str, float] = self._unpack(self.manifest["metrics"])
+        return metrics
+
+    def extra(self) -> Any:
+        """What the script had given."""
+        return self._unpack(self.manifest["extra"])
+
+    def epoch(self, loader: str | None) -> int:
+        """Passes over the data of ``loader`` (if None: of any) that are complete."""
+        states = self._own[0]["loaders"] | self.manifest["loaders"]
+        state = states.get(loader) if loader is not None else next(iter(states.values()), None)
+        return int(state["epoch"]) - 1 if state is not None else 0
+
+    def _load(self, name: str, thing: Any) -> None:
+        state = self._unpack(self.manifest["objects"][name])
+        if self._rank is not None and name in self._own[0]["buffers"]:
+            state |= self._unpack_own(lambda own: own["buffers"][name])
+        try:
+            thing.load_state_dict(state)
+        except (ValueError, RuntimeError, KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit {name!r}: {error}") from error
+
+    def _place(self, name: str, loader: Loader) -> None:
+        if name in self.manifest["loaders"]:
+            loader.load_state(self._unpack(self.manifest["loaders"][name]))
+            return
+        if self._rank is not None:
+            loader.load_state(self._unpack_own(lambda own: own["loaders"][name]))
+            return
+        state = self._unpack(self._own[0]["loaders"][name])
+        if state["open"]:
+            raise CheckpointError(
+                f"the checkpoint was written by {self.manifest['size']} workers in the middle of an epoch, and every "
+                f"worker had data of its own: resume with -n {self.manifest['size']}"
+            )
+        loader.load_state(state)
+
+    def _shape(self, name: str) -> list[int]:
+        return self._source.kinds[self._home(name)][1]
+
+    def _home(self, name: str) -> str:
+        """The name under which a tensor is stored, which several may share."""
+        home: str = self.manifest["aliases"].get(name, name)
+        return home
+
+    def _unpack_own(self, pick: Callable[[Json], Json]) -> Any:
+        """What ``pick`` finds for this rank among what differs between ranks."""
+        assert self._rank is not None
+        everyone = [pick(own) for own in self._own]
+        return self._unpack(everyone[self._rank], everyone)
+
+    def _unpack(self, value: Json, everyone: Json = None) -> Any:
+        """``value`` with its tensors; ``everyone`` is what all ranks together ask for, if not the same."""
+        wanted = {self._home(name) for name in references(value)}
+        names = dict.fromkeys(self._home(name) for name in references(value if everyone is None else everyone))
+        fetched = self._source.fetch(list(names), wanted)
+        given: set[str] = set()
+
+        def give(name: str) -> torch.Tensor:
+            home = self._home(name)
+            if home in given:
+                return fetched[home].clone()
+            given.add(home)
+            return fetched[home]
+
+        return unpack(value, give)
+
+
+def _check_fits(name: str, state: Mapping[str, Any], saved: Json, shape: Callable[[str], list[int]]) -> None:
+    """Raise, naming the first difference, if a model's parameters and buffers are not those that were saved."""
+
+    def fail(difference: str) -> None:
+        raise CheckpointError(
+            f"the checkpoint is of another {name}: {difference}; build the model as it was when it was saved"
+        )
+
+    for key in _merge(saved, state):
+        if key not in state:
+            fail(f"it has {key!r}, and this one does not")
+        if key not in saved:
+            fail(f"this one has {key!r}, and it does not")
+        reference = saved[key]
+        if isinstance(state[key], torch.Tensor) and isinstance(reference, dict) and "$tensor" in reference:
+            there, here = shape(reference["$tensor"]), list(state[key].shape)
+            if there != here:
+                fail(f"{key!r} has shape {there} there and {here} here")
+
+
+def _merge(first: Iterable[str], second: Iterable[str]) -> list[str]:
+    """All keys, in the order in which a reader would compare the two."""
+    first, second = list(first), list(second)
+    return [*dict.fromkeys(key for pair in zip(first, second, strict=False) for key in pair), *first, *second]
