@@ -33,18 +33,22 @@ def law(name: str, *strategies: str) -> None:
 
 
 def big(mebibytes: str, steps: str, strategy: str = "mirrored") -> None:
-    """Training whose exchanges are large."""
+    """Training whose exchanges are large; after the second one, it waits for the file ``go``."""
     wide = int(mebibytes) * MEBIBYTE // 4 // 1024
     model = nn.Linear(1024, wide, bias=False)
+    nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     model, optimizer = hocket.distribute(model, optimizer, strategy=strategy)
-    x = torch.full((1, 1024), 1.0 + hocket.rank())
+    x = torch.full((1, 1024), 1.0 + hocket.rank())  # so the average is the same everywhere, and known
     for step in range(int(steps)):
         model(x).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        say("step", step)
-    say("done", hocket.rank())
+        if step == 1:
+            say("ready")
+            while not Path("go").exists():
+                time.sleep(0.05)
+    say("done", hocket.rank(), model.weight.unique().tolist())
 
 
 class Small:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import Rigs
 from rig import jobs
@@ -42,7 +41,7 @@ def finish_all(started: Jobs, workers: list[jobs.Running]) -> None:
 
 
 def test_without_a_launcher(rig: Rigs, tmp_path: Path) -> None:
-    """Hosts have other interfaces, addresses that are the same everywhere, and names that are loopback to themselves."""
+    """Interfaces have other names, all hosts have some equal addresses, and their names are loopback to themselves."""
     with jobs.on(rig(2, loopback_names=True, **OTHERWISE), tmp_path) as started:
         finish_all(started, started.plain(["h1", "h1", "h2"], "law", "result", *STRATEGIES))
     check(tmp_path, "result", 3)
