@@ -59,7 +59,7 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
     for rank, other in enumerate(everyone):
         hosts.setdefault(other["host"] if shares else rank, []).append(rank)
     grouped = tuple(tuple(members) for members in hosts.values())
-    topology = Topology(config.rank, grouped, tuple(everyone[members[0]]["name"] for members in grouped))
+    topology = Topology(config.rank, grouped, _name([everyone[members[0]] for members in grouped]))
     _check_sizes(config, topology, everyone, shares)
     one_machine = len({other["machine"] for other in everyone}) == 1
     first = everyone[topology.local[0]]
@@ -84,6 +84,16 @@ def _hear_all(store: Store, config: Config) -> list[dict[str, Any]]:
         raise JobError(
             f"{ranks(absent)} did not reach hocket.init() within {config.timeout:g} s: see their output"
         ) from error
+
+
+def _name(hosts: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The names of the hosts; machines that call themselves the same (localhost) get a number."""
+    machines: dict[str, list[str]] = {}
+    for host in hosts:
+        if host["machine"] not in machines.setdefault(host["name"], []):
+            machines[host["name"]].append(host["machine"])
+    numbers = [machines[host["name"]].index(host["machine"]) for host in hosts]
+    return tuple(host["name"] + (f" ({n + 1})" if n else "") for host, n in zip(hosts, numbers, strict=True))
 
 
 def _check_sizes(config: Config, topology: Topology, everyone: list[dict[str, Any]], shares: bool) -> None:

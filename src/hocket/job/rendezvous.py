@@ -67,7 +67,7 @@ def _join_hosts(config: Config, shares: bool) -> Communicator:
     )
     if shares:
         shared.gate.numbers = list(topology.local)
-        shared.gate.alarm = watch.check
+        shared.gate.outlook = watch
 
     def group(name: str, members: list[int]) -> ProcessGroup:
         return ProcessGroup(

@@ -19,7 +19,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
 from hocket.transport import futex
@@ -33,6 +33,12 @@ _RUNNING, _FINISHED, _FAILED = 0, 1, 2
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes a worker print the stacks of all its threads (see ``hocket.job.runtime``)."""
+
+FINISHED = (
+    "finished the script: every rank must take the same number of steps; iterate over the loader that distribute() "
+    "returned, and call collectives on all ranks"
+)
+"""What is said of ranks that others wait for in vain."""
 
 Description = str | Callable[[], str]
 
@@ -55,12 +61,28 @@ class Waiting(NamedTuple):
     arrived: Callable[[int], bool]
 
 
+class Outlook(Protocol):
+    """What is known of ranks on other hosts, where there are any, to those who wait at a gate."""
+
+    def look(self, what: Description, since: float) -> None:
+        """Called now and then during a wait that began at the monotonic time ``since``.
+
+        Raises if it is in vain or past its deadline.
+        """
+
+    def rest(self) -> None:
+        """The wait is over."""
+
+    def explain(self, error: Exception, what: Description) -> Exception:
+        """What is behind the loss of a rank at this gate: it may have failed because of another one elsewhere."""
+
+
 class Gate:
     """The meeting point of ``size`` ranks, in the first bytes of ``area``.
 
     Attributes:
         numbers: How each of them is called in messages: the job's ranks, where the group is one host of several.
-        alarm: Called now and then while this rank waits; raises if it waits in vain.
+        outlook: On other hosts, if there are any; then it is told of waits, and minds the deadline.
     """
 
     @staticmethod
@@ -71,7 +93,7 @@ class Gate:
     def __init__(self, area: Area, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.numbers = list(range(size))
-        self.alarm: Callable[[Description], None] = lambda _: None
+        self.outlook: Outlook | None = None
         self.waited = 0.0  # seconds slept at meetings so far
         self._peers = [r for r in range(size) if r != rank]
         self._area, self._address = area, area.address()
@@ -162,7 +184,9 @@ class Gate:
                 now = time.monotonic()
                 if now - start >= _SLICE and not arrived(peer):
                     self._check_lost(waiting)
-                    self.alarm(waiting.what)
+                    if self.outlook is not None:
+                        self.outlook.look(waiting.what, waiting.since)
+                        continue
                     if now > notice:
                         notice += _NOTICE
                         self._give_notice(now - waiting.since, waiting)
@@ -170,6 +194,8 @@ class Gate:
                         self._give_up(waiting)
         finally:
             asleep[self.rank] = 0
+            if self.outlook is not None:
+                self.outlook.rest()
             self.waited += time.monotonic() - start
 
     def _missing(self, waiting: Waiting) -> tuple[list[int], list[int]]:
@@ -191,11 +217,11 @@ class Gate:
         text = f"{self._say_ranks(here)} wait{'' if len(here) > 1 else 's'} in {say(waiting.what)}"
         finished = [r for r in lost if self._words[r * 16 + _STATE] == _FINISHED]
         if finished:
-            raise WorkerLost(
-                f"{text}, but {self._say_ranks(finished)} finished the script: every rank must take the same number of "
-                "steps; iterate over the loader that distribute() returned, and call collectives on all ranks"
-            )
-        raise WorkerLost(f"{text}, but {self._say_ranks(lost)} on {socket.gethostname()} ended before arriving there")
+            error = WorkerLost(f"{text}, but {self._say_ranks(finished)} {FINISHED}")
+        else:
+            where = socket.gethostname()
+            error = WorkerLost(f"{text}, but {self._say_ranks(lost)} on {where} ended before arriving there")
+        raise error if self.outlook is None else self.outlook.explain(error, waiting.what)
 
     def _give_notice(self, seconds: float, waiting: Waiting) -> None:
         missing, here = self._missing(waiting)

@@ -26,7 +26,8 @@ class News:
     """Of ``size`` ranks, as ``rank`` knows it; every method may be called from any thread.
 
     Attributes:
-        lost: Ranks that ended before their time, the first one first, and how.
+        lost: Ranks that have died or do not answer, and how.
+        failed: Ranks whose script has raised something, the first one first.
         finished: Ranks whose script has ended well.
         mismatch: What ranks that wait for each other in vain do.
         changed: Whether something is worth telling at once.
@@ -34,6 +35,7 @@ class News:
 
     def __init__(self, rank: int, size: int) -> None:
         self.lost: dict[int, str] = {}
+        self.failed: list[int] = []
         self.finished: set[int] = set()
         self.mismatch = ""
         self.changed = self.stacks_wanted = False
@@ -73,7 +75,7 @@ class News:
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank has said goodbye."""
-        return rank in self.finished or rank in self.lost
+        return rank in self.finished or rank in self.failed or rank in self.lost
 
     def look_for_mismatch(self) -> None:
         """Find two ranks that wait for each other in different collectives: neither will ever arrive."""
@@ -89,10 +91,14 @@ class News:
         """What one rank tells of itself, or what was noticed of it."""
         with self._lock:
             left, how = message.get("left"), message.get("lost")
-            if left == "finished":
+            if self.has_left(rank):
+                pass  # only the first that is known of its end counts
+            elif left == "finished":
                 self.finished.add(rank)
-            elif (left or how) and rank not in self.lost and rank not in self.finished:
-                self.lost[rank] = str(how) if how else "ended before arriving there"
+            elif left:
+                self.failed.append(rank)
+            elif how:
+                self.lost[rank] = str(how)
             if left or how:
                 self._waits.pop(rank, None)
             elif "wait" in message:
@@ -110,6 +116,7 @@ class News:
         with self._lock:
             for rank, how in message.get("lost", []):
                 self.lost.setdefault(rank, how)
+            self.failed += [rank for rank in message.get("failed", []) if rank not in self.failed]
             self.finished |= set(message.get("finished", []))
             mine = {rank: wait for rank, wait in self._waits.items() if rank == self._rank}
             self._waits = {rank: Wait(*wait) for rank, wait in message.get("waits", []) if rank != self._rank} | mine
@@ -123,6 +130,7 @@ class News:
             asked, self._stacks_asked = self._stacks_asked, False
             return {
                 "lost": list(self.lost.items()),
+                "failed": self.failed,
                 "finished": sorted(self.finished),
                 "waits": [(rank, (w.lane, w.counts, w.text)) for rank, w in self._waits.items()],
                 "mismatch": self.mismatch,

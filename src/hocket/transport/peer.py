@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 _MOST = 1 << 20  # bytes of a line
+_RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, since Linux 6.15
 _LAST_ACK = struct.Struct("56xI")  # of Linux's struct tcp_info: milliseconds since the last acknowledgement
 
 
@@ -23,17 +24,26 @@ class Peer:
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank, self.gone = rank, ""
-        self._connection, self._rest, self._unsent = connection, b"", b""
+        self._connection, self._rest, self._unsent, self._last = connection, b"", b"", b""
         self._sent: float | None = None
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # a link that is up again is noticed within a second
+            connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send, or keep for later what there is no room for."""
-        self._unsent += json.dumps(message).encode() + b"\n"
+        """Send, or keep for later what there is no room for.
+
+        Of what has not changed since, only an empty line is sent: who is busy for hours cannot read it.
+        """
+        line = json.dumps(message).encode()
+        if line != self._last:
+            self._unsent += line
+        self._last = line
+        self._unsent += b"\n"
         try:
             self._unsent = self._unsent[self._connection.send(self._unsent) :]
         except BlockingIOError:

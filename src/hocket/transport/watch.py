@@ -18,16 +18,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
-from hocket.transport.gate import Description, ranks, say
+from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
+from hocket.transport import entrance
+from hocket.transport.gate import FINISHED, Description, ranks, say
 from hocket.transport.news import News, Wait
 from hocket.transport.peer import Peer
-from hocket.transport.proof import prove
 
 SILENT_AFTER = 1.5  # seconds without an answer of a host until it is said
 LOST_AFTER = 10.0  # and until it is given up
 _BEAT = 0.5
 _TELL = 0.4  # seconds of waiting until the others are told
+_GATHER = 0.2  # seconds in which those who end together are noticed
 _NOTICE = 30.0
 
 
@@ -47,7 +48,7 @@ class Watch:
         self._peers = {peer.rank: peer for peer in peers}
         self._silent: dict[int, float] = {}
         self._counts: dict[str, int] = {}
-        self._lane, self._told = "", False
+        self._lane, self._told, self._notice = "", False, 0.0
         self._left = ""
         self._waker, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="hocket-watch", daemon=True)
@@ -77,9 +78,9 @@ class Watch:
         """
         deadline = time.monotonic() + timeout
         if rank == 0:
-            peers = _accept(address, announce, len(hosts), secret, deadline, timeout)
+            peers = entrance.accept(address, announce, len(hosts), secret, deadline, timeout)
         else:
-            peers = [_connect(*find(), rank, secret, deadline)]
+            peers = [entrance.connect(*find(), rank, secret, deadline)]
         return cls(rank, hosts, timeout, peers)
 
     def enter(self, lane: str) -> None:
@@ -90,22 +91,30 @@ class Watch:
     def wait(self, done: Callable[[float], bool], what: Description) -> None:
         """Until ``done(seconds)``, which itself waits for so long, is true; raises if that will not be."""
         start = time.monotonic()
-        notice = start + _NOTICE
         try:
             while not done(0.1):
-                now = time.monotonic()
-                if now - start > _TELL and not self._told:
-                    self._tell(Wait(self._lane, dict(self._counts), say(what)))
-                self.check(what)
-                if now > notice:
-                    notice += _NOTICE
-                    self._give_notice(now - start, what)
-                if now - start > self._timeout:
-                    self._give_up(what)
+                self.look(what, start)
         finally:
             self.waited += time.monotonic() - start
-            if self._told:
-                self._tell(None)
+            self.rest()
+
+    def look(self, what: Description, since: float) -> None:
+        """See ``Outlook``: what this rank waits in, since when; it is told to the others."""
+        waited = time.monotonic() - since
+        if waited > _TELL and not self._told:
+            self._notice = since + _NOTICE
+            self._tell(Wait(self._lane, dict(self._counts), say(what)))
+        self.check(what)
+        if self._told and time.monotonic() > self._notice:
+            self._notice += _NOTICE
+            self._give_notice(waited, what)
+        if waited > self._timeout:
+            self._give_up(what)
+
+    def rest(self) -> None:
+        """See ``Outlook``: this rank waits no longer."""
+        if self._told:
+            self._tell(None)
 
     def check(self, what: Description) -> None:
         """Raise if a rank was lost or has failed, or if ranks wait for each other in different places."""
@@ -115,9 +124,9 @@ class Watch:
                 f"the ranks do not do the same: {news.mismatch}. All ranks must make the same calls in the same order, "
                 "with the same shapes and types"
             )
-        lost = {rank: how for rank, how in news.lost.items() if rank != self._rank}
-        if lost:
-            raise WorkerLost(f"{self._waiting(what)}, but {self._say_lost(lost)}")
+        if news.lost or news.failed:
+            time.sleep(_GATHER)
+            raise WorkerLost(f"{self._waiting(what)}, but {self._cause()}")
 
     def explain(self, error: Exception, what: Description) -> Exception:
         """What the failure of a collective means."""
@@ -128,12 +137,10 @@ class Watch:
             except (MismatchError, WorkerLost) as known:
                 return known
             if self._news.finished:
-                return WorkerLost(
-                    f"{self._waiting(what)}, but {ranks(sorted(self._news.finished))} finished the script: every rank "
-                    "must take the same number of steps; iterate over the loader that distribute() returned, and "
-                    "call collectives on all ranks"
-                )
+                return WorkerLost(f"{self._waiting(what)}, but {self._cause()}")
             time.sleep(0.02)
+        if isinstance(error, WorkerLost):
+            return error
         return WorkerLost(f"{self._waiting(what)}, and the connection to another rank broke ({error})")
 
     def leave(self, failed: bool) -> None:
@@ -148,11 +155,21 @@ class Watch:
         here = sorted({self._rank, *self._news.waiting_in(say(what))})
         return f"{ranks(here)} wait{'' if len(here) > 1 else 's'} in {say(what)}"
 
-    def _say_lost(self, lost: dict[int, str]) -> str:
-        groups: dict[tuple[str, str], list[int]] = {}
-        for rank, how in lost.items():
-            groups.setdefault((self._hosts[rank], how), []).append(rank)
-        return "; ".join(f"{ranks(sorted(who))} on {host} {how}" for (host, how), who in groups.items())
+    def _cause(self) -> str:
+        """Who keeps the others from going on, and how; not those who failed because of that."""
+        news = self._news
+        if news.lost:
+            groups: dict[tuple[str, str], list[int]] = {}
+            for rank, how in list(news.lost.items()):
+                groups.setdefault((self._hosts[rank], how), []).append(rank)
+            return "; ".join(f"{ranks(sorted(who))} on {host} {how}" for (host, how), who in groups.items())
+        if news.finished:
+            return f"{ranks(sorted(news.finished))} {FINISHED}"
+        return f"{ranks(news.failed[:1])} on {self._hosts[news.failed[0]]} ended before arriving there"
+
+    @property
+    def _is_broken(self) -> bool:
+        return bool(self._news.lost or self._news.failed)
 
     def _tell(self, wait: Wait | None) -> None:
         self._told = wait is not None
@@ -216,7 +233,7 @@ class Watch:
             peer.close()
 
     def _hear(self, sender: int, message: dict[str, Any]) -> None:
-        before = bool(self._news.lost)
+        before = self._is_broken
         if self._rank == 0:
             self._news.hear_rank(sender, message)
         else:
@@ -225,7 +242,7 @@ class Watch:
             self._news.stacks_wanted = False
             with contextlib.suppress(OSError, ValueError, RuntimeError):
                 faulthandler.dump_traceback(2, all_threads=True)
-        if self._news.lost and not before:
+        if self._is_broken and not before:
             self.on_loss()
 
     def _speak(self) -> None:
@@ -242,14 +259,18 @@ class Watch:
             peer.send(message)
 
     def _has_gone(self, peer: Peer) -> bool:
+        """Whether nothing more will come from ``peer``, which is noted then, and said at the first sign of it."""
         silence = peer.silence()
+        gone = [peer.rank]
         if not peer.gone and silence > LOST_AFTER:
-            peer.gone = f"did not answer for {LOST_AFTER:.0f} s (its host is down, or the link to it is cut)"
+            peer.gone = f"did not answer for {LOST_AFTER:.0f} s (the host is down, or the link to it is cut)"
+            gone = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[peer.rank]]
         if peer.gone:
-            if self._news.has_left(peer.rank):
-                return True
-            self._news.hear_rank(peer.rank, {"lost": peer.gone})
-            self.on_loss()
+            before = self._is_broken
+            for rank in gone:
+                self._news.hear_rank(rank, {"lost": peer.gone})
+            if self._is_broken and not before:
+                self.on_loss()
             return True
         if silence > SILENT_AFTER and peer.rank not in self._silent:
             self._silent[peer.rank] = time.monotonic() - silence
@@ -265,49 +286,3 @@ class Watch:
         here = [r for r, name in enumerate(self._hosts) if name == self._hosts[self._rank]]
         if peer.rank == everyone[0] and self._rank == here[0]:
             print(f"hocket: {host} ({ranks(everyone)}) {text}", file=sys.stderr, flush=True)
-
-
-def _accept(
-    address: str, announce: Callable[[str, int], None], size: int, secret: bytes, deadline: float, timeout: float
-) -> list[Peer]:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as server:
-        server.bind((address, 0))
-        server.listen(size)
-        announce(address, server.getsockname()[1])
-        found: dict[int, Peer] = {}
-        while len(found) < size - 1:
-            server.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                connection, _ = server.accept()
-            except TimeoutError:
-                absent = [r for r in range(1, size) if r not in found]
-                raise JobError(
-                    f"{ranks(absent)} did not reach hocket.init() within {timeout:g} s: see their output"
-                ) from None
-            connection.settimeout(5.0)
-            try:
-                peer = prove(connection, secret, 0)
-            except (OSError, JobError):
-                connection.close()  # a stranger
-                continue
-            found[peer] = Peer(connection, peer)
-    return list(found.values())
-
-
-def _connect(address: str, port: int, rank: int, secret: bytes, deadline: float) -> Peer:
-    while True:
-        try:
-            connection = socket.create_connection((address, port), timeout=5.0)
-            break
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise JobError(
-                    f"rank {rank} on {socket.gethostname()} cannot reach rank 0 at {address}:{port} "
-                    f"({error.strerror or error}): open the firewall between the hosts, or name the interface that "
-                    "connects them (--interface)"
-                ) from None
-            time.sleep(0.05)
-    connection.settimeout(max(deadline - time.monotonic(), 1.0))
-    prove(connection, secret, rank)
-    return Peer(connection, 0)

@@ -1,0 +1,153 @@
+"""A script for jobs on a rig: what it does is told by its first argument."""
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from strategies.training import Case, together
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.comm import hosts as comm_hosts
+from hocket.comm.layout import Limits
+
+ADAM = {"lr": 0.01}
+MEBIBYTE = 1 << 20
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def law(name: str, *strategies: str) -> None:
+    """Train with each of the strategies, in many buckets; the results are in a file for each rank."""
+    comm_hosts.bucket_limits = lambda _: Limits(64, 512)
+    results = {strategy: together(Case(optimizer="Adam", options=ADAM), strategy) for strategy in strategies}
+    torch.save(results, f"{name}-{hocket.rank()}.pt")
+
+
+def big(mebibytes: str, steps: str, strategy: str = "mirrored") -> None:
+    """Training whose exchanges are large; after the second one, it waits for the file ``go``."""
+    wide = int(mebibytes) * MEBIBYTE // 4 // 1024
+    model = nn.Linear(1024, wide, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = hocket.distribute(model, optimizer, strategy=strategy)
+    x = torch.full((1, 1024), 1.0 + hocket.rank())  # so the average is the same everywhere, and known
+    for step in range(int(steps)):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            say("ready")
+            while not Path("go").exists():
+                time.sleep(0.05)
+    say("done", hocket.rank(), model.weight.unique().tolist())
+
+
+class Small:
+    """A small training."""
+
+    def __init__(self, rate: float = 0.05, steps: int = 6) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        loader = DataLoader(TensorDataset(torch.randn(4 * steps * hocket.size(), 8, dtype=torch.float64)), 4)
+        self.model, self.optimizer, self.loader = hocket.distribute(model, optimizer, loader)
+
+    def step(self, x: torch.Tensor) -> None:
+        (self.model(x) ** 2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def busy(how: str, rank: str, seconds: str) -> None:
+    """One rank is busy for long, once: asleep in Python, or in a call that lets no other thread of it run."""
+    training = Small()
+    for step, (x,) in enumerate(training.loader):
+        if step == 2 and hocket.rank() == int(rank):
+            say("busy")
+            if how == "asleep":
+                time.sleep(float(seconds))
+            else:
+                ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
+        training.step(x)
+    say("done", hocket.rank())
+
+
+def slow(rank: str, factor: str) -> None:
+    """One rank takes ``factor`` times as long as the others for everything that it computes."""
+    training = Small(steps=10)
+    for x, *_ in training.loader:
+        time.sleep(0.05 * (int(factor) if hocket.rank() == int(rank) else 1))
+        training.step(x)
+    say("done", hocket.rank())
+
+
+def differ(how: str, rank: str) -> None:
+    """One rank does something else than the others."""
+    odd = hocket.rank() == int(rank)
+    if how == "other rate at the start":
+        Small(rate=0.1 if odd else 0.05)
+    training = Small()
+    for step, (x,) in enumerate(training.loader):
+        if step == 2:
+            say("differs now")
+            if how == "other shape":
+                hocket.allreduce(torch.zeros(3 if odd else 2))
+            if odd and how == "other collective":
+                hocket.allreduce(torch.zeros(1000, 1000))
+            if odd and how == "early end":
+                return
+            if odd and how == "other rate":
+                training.optimizer.param_groups[0]["lr"] = 0.25
+        training.step(x)
+    say("done", hocket.rank())
+
+
+def late(rank: str) -> None:
+    """One rank does not come."""
+    training = Small()
+    for step, (x,) in enumerate(training.loader):
+        if step == 2 and hocket.rank() == int(rank):
+            time.sleep(600)
+        training.step(x)
+
+
+def keep(name: str) -> None:
+    """Keep the job's secret in a file, say so, and train until there is another file."""
+    from hocket.job import introductions
+
+    original = introductions.meet
+
+    def meet(*args: object, **options: object) -> object:
+        met = original(*args, **options)
+        Path(f"{name}-{os.environ['RANK']}").write_bytes(met.secret)
+        return met
+
+    introductions.meet = meet
+    hocket.init()
+    training = Small()
+    say("ready")
+    while True:
+        for (x,) in training.loader:
+            training.step(x)
+        if hocket.allreduce(torch.tensor(float(Path("stop").exists())), "max"):
+            break
+    say("done", hocket.rank())
+
+
+def main() -> None:
+    what, *args = sys.argv[1:]
+    if what != "keep":
+        hocket.init()
+    globals()[what](*args)
+
+
+main()
