@@ -80,6 +80,7 @@ SETTINGS = {
 class Config:
     """Who this process is and what it was told; ``None`` where nobody said.
 
+    ``local_size`` is 0 where nobody has said how many workers are on this host: they find out.
     ``address`` and ``port`` are those of the job's store (MASTER_ADDR); ``host_name`` is this host as the user wrote
     it, ``host_address`` where the other hosts reach it, and ``secret_fd`` the pipe with the job's 32-byte secret.
     """
@@ -119,7 +120,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         rank=_integer(env, "RANK", 0) if launched else 0,
         size=size,
         local_rank=_integer(env, "LOCAL_RANK", 0) if launched else 0,
-        local_size=_integer(env, "LOCAL_WORLD_SIZE", size) if launched else 1,
+        local_size=_integer(env, "LOCAL_WORLD_SIZE", 0) if launched else 1,
         address=env.get("MASTER_ADDR", "127.0.0.1"),
         port=_integer(env, "MASTER_PORT", 0) or None,
         store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

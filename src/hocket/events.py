@@ -112,9 +112,7 @@ class Stage:
 
 
 Record = Progress | Metrics | Traffic | Facts | Happening | Stage
-_KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Progress, Metrics, Traffic, Facts, Happening, Stage)
-}
+_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (Progress, Metrics, Traffic, Facts, Happening, Stage)}
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 
 

@@ -55,7 +55,7 @@ def by_nccl(case: Case, port: int, on_nan: str) -> Any:
 
     gpu.limits = lambda *_: Limits(64, 512)
     torch.cuda.init()
-    group = NcclGroup(open_store("127.0.0.1", port, host=True, timeout=20), 0, 1, 20)
+    group = NcclGroup(open_store("127.0.0.1", port, host=True, timeout=20), 0, 1, 20, torch.device("cuda", 0))
     current().communicator.nccl = group
     model, optimizer, loader = make(case, 1)
     try:

@@ -3,13 +3,17 @@
 from typing import Any
 
 import pytest
+import torch
 from pool import Pool
 from strategies.test_laws import MODELS, OPTIMIZERS, STRATEGIES
 from strategies.training import Case, alone, assert_equal, together
+from torch import nn
 
+import hocket
 from hocket.comm import gpu
 from hocket.comm import hosts as comm_hosts
 from hocket.comm.layout import Limits
+from hocket.errors import MismatchError
 
 HOSTS = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 1, 1), (2, 2, 1), (2, 3)]
 ADAM: dict[str, Any] = {"optimizer": "Adam", "options": {"lr": 0.01}}
@@ -78,3 +82,112 @@ def test_narrow_types(pool: Pool, dtype: str, tolerance: float, strategy: str) -
 @pytest.mark.parametrize("strategy", STRATEGIES[:2])
 def test_compiled_model(pool: Pool, strategy: str) -> None:
     check(pool, Case(model="tied", compile=True), (2, 1), strategy)
+
+
+def unfreeze(strategy: str, only: int | None) -> Any:
+    """Steps in which a layer, frozen at first, is unfrozen after the second one, on all ranks or on one only."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(4))).double()
+    model[1].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    comm_hosts.bucket_limits = lambda _: Limits(64, 4096)
+    try:
+        hocket.distribute(model, optimizer, strategy=strategy)
+        x = torch.randn(12, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        for step in range(6):
+            if step == 2 and only in (None, hocket.rank()):
+                model[1].requires_grad_(True)
+            (model(x.chunk(hocket.size())[hocket.rank()]) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        comm_hosts.bucket_limits = gpu.bucket_limits
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("hosts", [(1, 1), (2, 1), (2, 2)])
+def test_unfrozen_parameters_join(pool: Pool, hosts: tuple[int, ...], strategy: str) -> None:
+    (one,) = pool.run(1, unfreeze, strategy, None)
+    for many in pool.run(sum(hosts), unfreeze, strategy, None, hosts=hosts):
+        assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(one, many, strict=True))
+
+
+def test_what_one_rank_unfreezes_alone_is_found(pool: Pool) -> None:
+    outcomes = pool.outcomes(2, unfreeze, "mirrored", 1, hosts=(1, 1))
+    assert {outcome.kind for outcome in outcomes} == {"MismatchError"}
+    assert all("unfreezing" in outcome.message for outcome in outcomes)
+    pool.close()  # what Gloo still has under way goes with the process
+
+
+def spoil_once(on_nan: str) -> list[float]:
+    """One step with a NaN among good ones; how much each step changes the parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    comm_hosts.bucket_limits = lambda _: Limits(64, 4096)
+    try:
+        hocket.distribute(model, optimizer, on_nan=on_nan)
+        changes = []
+        for step in range(6):
+            before = model[0].weight.detach().clone()
+            x = torch.full((2, 20), float("nan") if step == 3 and hocket.rank() else 1.0)
+            (model(x) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            changes.append(float((model[0].weight - before).abs().max()))
+    finally:
+        comm_hosts.bucket_limits = gpu.bucket_limits
+    return changes
+
+
+@pytest.mark.parametrize("hosts", [(1, 1), (2, 1)])
+def test_a_nan_costs_one_step(pool: Pool, hosts: tuple[int, ...]) -> None:
+    for changes in pool.run(sum(hosts), spoil_once, "skip", hosts=hosts):
+        assert [change > 0 for change in changes] == [True, True, True, False, True, True]
+
+
+def twice(strategy: str) -> Any:
+    """Two backward passes before a step, without anything between them."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.distribute(model, optimizer, strategy=strategy)
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for _ in range(2):
+        for _ in range(2):
+            (model(x.chunk(hocket.size())[hocket.rank()]) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("hosts", [(1, 1), (1, 2), (2, 2)])
+def test_two_backward_passes_add_up(pool: Pool, hosts: tuple[int, ...], strategy: str) -> None:
+    (one,) = pool.run(1, twice, strategy)
+    for many in pool.run(sum(hosts), twice, strategy, hosts=hosts):
+        assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(one, many, strict=True))
+
+
+def differ_and_go_on() -> list[float]:
+    """A step in which learning rates differ, caught; then steps in which they do not."""
+    model = nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.distribute(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1 + hocket.rank()
+    with pytest.raises(MismatchError, match=r"learning rate 0\.1.*learning rate 1\.1"):
+        model(torch.ones(2, 5)).sum().backward()
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.zero_grad()
+    for scale in (1.0, 3.0):
+        model(torch.full((2, 5), scale)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [float(p.detach().double().sum()) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("hosts", [(1, 1), (2, 2)])
+def test_after_a_mismatch_one_may_go_on(pool: Pool, hosts: tuple[int, ...]) -> None:
+    results = pool.run(sum(hosts), differ_and_go_on, hosts=hosts)
+    assert all(result == results[0] for result in results)

@@ -86,6 +86,7 @@ class NetworkAverager(Averager):
         self._complete = bytearray(len(self._buckets))
         self._next = 0
         entries = self._header.read(self._header_of(self._sums))
+        self._end()
         self._take_times(entries, blocked_since)
         self._column.compare([entry.number for entry in entries], what)
         return [entry.payload for entry in entries]
@@ -95,6 +96,16 @@ class NetworkAverager(Averager):
 
     _sums: list[torch.Tensor]
     """The sums over all ranks, header included."""
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    def _end(self) -> None:
+        """An exchange is over."""
+
+    def _is_idle(self, bucket: int) -> bool:
+        return bucket in self.idle and bucket < len(self._buckets) - 1  # the last one has the header
 
     @abstractmethod
     def _offer(self, bucket: int) -> None:
@@ -137,17 +148,28 @@ class NetworkAverager(Averager):
 
 
 class FlatAverager(NetworkAverager):
-    """On a host with one worker, which adds up its own slot in place."""
+    """On a host with one worker, which adds up its own slot, or a copy of it if the slot is to be left as it is."""
 
-    def __init__(self, column: Column, layout: Layout) -> None:
+    def __init__(self, column: Column, layout: Layout, *, in_place: bool) -> None:
         super().__init__(column, layout)
-        self.scale = 1 / self._topology.size
-        self._mine = self._sums = [torch.zeros(b.count, dtype=b.dtype) for b in self._buckets]
+        self._mine = self._allocate()
+        self._sums = self._mine if in_place else self._allocate()
+        self.scale = 1 / self._topology.size if in_place else 1.0
         self.slots = [flat[: b.count] for flat, b in zip(self._mine, self._data, strict=True)]
-        self.all_slots, self.results = [self.slots], self.slots
+        self.results = [flat[: b.count] for flat, b in zip(self._sums, self._data, strict=True)]
+        self.all_slots = [self.slots]
+
+    def _allocate(self) -> list[torch.Tensor]:
+        return [torch.zeros(b.count, dtype=b.dtype) for b in self._buckets]
 
     def _offer(self, bucket: int) -> None:
-        self._send(bucket, self._mine[bucket])
+        if self._is_idle(bucket):
+            return
+        mine, sums, count = self._mine[bucket], self._sums[bucket], self._data[bucket].count
+        if sums is not mine:
+            torch.mul(mine[:count], 1 / self._topology.size, out=sums[:count])
+            sums[count:] = mine[count:]
+        self._send(bucket, sums)
 
     def _finish(self, bucket: int, what: Description) -> None:
         self._await(bucket, what)
@@ -186,11 +208,9 @@ class HierarchicalAverager(NetworkAverager):
         self._is_private = private
         self.results = layout.allocate() if private else self._shared
 
-    def average(self, number: int, payload: int, what: Description) -> list[int]:
-        payloads = super().average(number, payload, what)
+    def _end(self) -> None:
         self._base += len(self._buckets)
         self._sent = self._done = 0
-        return payloads
 
     def progress(self) -> None:
         if self._group is None:
@@ -214,7 +234,7 @@ class HierarchicalAverager(NetworkAverager):
             if self._done <= bucket:
                 self._publish(bucket, what)
         self._published.wait(self._base + bucket + 1, self._carriers, what)
-        if self._is_private:
+        if self._is_private and not self._is_idle(bucket):
             self.results[bucket].copy_(self._shared[bucket])
 
     def _slice(self, bucket: int, carriers: int, rank: int, slots: list[list[torch.Tensor]]) -> _Slice:
@@ -233,6 +253,8 @@ class HierarchicalAverager(NetworkAverager):
     def _reduce(self, bucket: int) -> None:
         """Add up this rank's slice of ``bucket`` over the host, and send it off."""
         self._sent += 1
+        if self._is_idle(bucket):
+            return
         for out, parts, scale in self._slices[bucket].pieces:
             scaled_sum_into(out, parts, scale)
         self._send(bucket, self._slices[bucket].whole)

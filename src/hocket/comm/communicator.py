@@ -28,11 +28,17 @@ class Averager(ABC):
     scale: float = 1.0
     """By which the caller multiplies its values."""
 
+    idle: frozenset[int] = frozenset()
+    """Buckets of which no rank has anything to average; the caller sets it, alike on all ranks."""
+
     slots: list[torch.Tensor]
-    """Where this rank puts its values next, one flat tensor per bucket; ``average`` may change it."""
+    """Where this rank puts its values next, one flat tensor per bucket; ``average`` may change it.
+
+    They may be the results themselves: what was averaged is then there until new values are put.
+    """
 
     results: list[torch.Tensor]
-    """The averages of the last call, private to this rank, one flat tensor per bucket."""
+    """The averages of the last call, one flat tensor per bucket; private to this rank unless it asked for others."""
 
     all_slots: list[list[torch.Tensor]]
     """Every list that ``slots`` can be, so that views can be made once."""
@@ -42,6 +48,9 @@ class Averager(ABC):
 
     def progress(self) -> None:  # noqa: B027 - likewise
         """Move on what is under way, without waiting."""
+
+    def close(self) -> None:  # noqa: B027 - likewise
+        """Give back what only this averager needs; all ranks are done with it."""
 
     @abstractmethod
     def average(self, number: int, payload: int, what: Description) -> list[int]:

@@ -43,18 +43,28 @@ class NcclAverager(Averager):
         self.all_slots = [self.slots]
         self._complete = bytearray(len(self.slots))
         self._works: list[Any] = []
+        self._group.users.add(self)
 
     def ready(self, bucket: int) -> None:
         self._complete[bucket] = 1
+        if len(self._group.users) == 1:  # which of several models is ready first may differ between ranks
+            self._send()
+
+    def _send(self) -> None:
         while len(self._works) < len(self.slots) and self._complete[len(self._works)]:
-            self._works.append(self._group.start_sum(self.slots[len(self._works)]))
+            idle = len(self._works) in self.idle
+            self._works.append(None if idle else self._group.start_sum(self.slots[len(self._works)]))
+
+    def close(self) -> None:
+        self._group.users.discard(self)
 
     def average(self, number: int, payload: int, what: Description) -> list[int]:
         payloads = self._communicator.meet(number, payload, what)
-        for bucket in range(len(self.slots)):
-            self.ready(bucket)
+        self._complete = bytearray(b"\1" * len(self.slots))
+        self._send()
         for work in self._works:
-            self._group.wait(work)
+            if work is not None:
+                self._group.wait(work)
         self._works.clear()
         self._complete = bytearray(len(self.slots))
         return payloads
@@ -101,15 +111,27 @@ class StagedAverager(Averager):
         self._copied = bytearray(len(self.slots))
         return payloads
 
+    def close(self) -> None:
+        self._inner.close()
+
     def __del__(self) -> None:
+        if getattr(self, "_pinned", ()):
+            torch.cuda.synchronize(self._stream.device)
         for address in getattr(self, "_pinned", ()):
             torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _pin(flats: Sequence[torch.Tensor]) -> list[int]:
     """Pin memory that is there already, as far as the driver lets us; the addresses of what was pinned."""
-    pinned = []
-    for address, nbytes in {flat.data_ptr(): flat.nbytes for flat in flats if flat.numel()}.items():
-        if int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)) == 0:
-            pinned.append(address)
-    return pinned
+    ranges: list[list[int]] = []  # whole pages, each once
+    for flat in sorted(flats, key=torch.Tensor.data_ptr):
+        start, end = flat.data_ptr() // _PAGE * _PAGE, -(-(flat.data_ptr() + flat.nbytes) // _PAGE) * _PAGE
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1][1] = max(end, ranges[-1][1])
+        elif flat.numel():
+            ranges.append([start, end])
+    cuda = torch.cuda.cudart()
+    return [start for start, end in ranges if int(cuda.cudaHostRegister(start, end - start, 0)) == 0]
+
+
+_PAGE = 4096

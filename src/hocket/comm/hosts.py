@@ -144,7 +144,7 @@ class HostsCommunicator(Communicator):
         lane = f"exchange {next(self._number)}"
         column = Column(self.topology, self._new_column(), self.traffic, lambda: self._watch.enter(lane), self._compare)
         if len(self.topology.local) == 1:
-            return FlatAverager(column, layout)
+            return FlatAverager(column, layout, in_place=private)
         assert isinstance(self._local, SharedCommunicator)
         return HierarchicalAverager(column, layout, self._local, private=private)
 

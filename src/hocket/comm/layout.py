@@ -87,12 +87,13 @@ class Layout:
     ) -> None:
         ends: list[int] = []
         dtypes: list[torch.dtype] = []
-        current: dict[torch.dtype, int] = {}
+        current: dict[object, int] = {}
         places: dict[int, Place] = {}
         left, last_bytes = sum(tensor.nbytes for tensor in tensors), 0  # bytes to come, and of the tensor before
         for i in range(len(tensors)) if order is None else order:
             tensor, dtype = tensors[i], tensors[i].dtype
-            bucket = current.get(dtype)
+            kind = (dtype, tensor.requires_grad) if limits else dtype  # what is frozen need not travel
+            bucket = current.get(kind)
             if bucket is not None and limits is not None and ends[bucket]:
                 full = (ends[bucket] + tensor.numel()) * dtype.itemsize > (limits.most if bucket else limits.first)
                 worth_it = not bucket or ends[bucket] * dtype.itemsize >= limits.least
@@ -101,7 +102,7 @@ class Layout:
             left -= tensor.nbytes
             last_bytes = tensor.nbytes
             if bucket is None:
-                bucket = current[dtype] = len(ends)
+                bucket = current[kind] = len(ends)
                 ends.append(0)
                 dtypes.append(dtype)
             places[i] = Place(bucket, ends[bucket], tensor.numel(), tensor.shape, _dense_stride(tensor))

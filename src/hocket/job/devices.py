@@ -29,7 +29,10 @@ def _choose(local_rank: int) -> None:
 
 
 def connect(
-    config: Config, communicator: Communicator, parameters: Sequence[nn.Parameter], make: Callable[[], NcclGroup]
+    config: Config,
+    communicator: Communicator,
+    parameters: Sequence[nn.Parameter],
+    make: Callable[[torch.device], NcclGroup],
 ) -> None:
     """Before parameters on GPUs train together: find the way on which they do; collective."""
     devices = {str(parameter.device): parameter.device for parameter in parameters}
@@ -50,7 +53,7 @@ def connect(
         return
     _check(everyone, shared_is_fine=config.transport != "auto")
     if config.transport == "auto":
-        communicator.nccl = make()
+        communicator.nccl = make(devices[mine])
         communicator.on_loss(communicator.nccl.abort)
 
 

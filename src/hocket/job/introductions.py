@@ -101,7 +101,7 @@ def _check_sizes(config: Config, topology: Topology, everyone: list[dict[str, An
         return
     for members in topology.hosts:
         sizes = {everyone[rank]["local size"] for rank in members}
-        if sizes != {len(members)} and any(size != config.size for size in sizes):
+        if not sizes <= {len(members), 0}:
             raise UsageError(
                 f"{len(members)} workers are on {everyone[members[0]]['name']} ({ranks(members)}), and "
                 f"LOCAL_WORLD_SIZE there is {', '.join(map(str, sorted(sizes)))}: set it to the number of workers there"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import torch
+
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.comm.hosts import HostsCommunicator
@@ -28,7 +30,7 @@ def join(config: Config) -> Communicator:
         raise UsageError("--transport shared-memory needs x86-64 Linux: use --transport auto, which takes Gloo here")
     if config.transport == "auto" and not shares and config.rank == 0:
         print("hocket: shared memory needs x86-64 Linux; using Gloo, which is slower", file=sys.stderr)
-    if shares and config.local_size == config.size:
+    if shares and (config.local_size == config.size or (config.rendezvous and not config.local_size)):
         return _join_host(config)
     return _join_hosts(config, shares)
 
@@ -56,6 +58,8 @@ def _join_hosts(config: Config, shares: bool) -> Communicator:
         name = config.rendezvous or met.socket
         shared = SharedMemory.join(name, topology.local_rank, len(topology.local), config.timeout)
         local = SharedCommunicator(shared)
+        if len(topology.hosts) == 1:
+            return local
     watch = Watch.open(
         config.rank,
         [topology.name_of(rank) for rank in range(config.size)],
@@ -77,14 +81,15 @@ def _join_hosts(config: Config, shares: bool) -> Communicator:
     return HostsCommunicator(topology, local, watch, group)
 
 
-def connect_gpus(config: Config) -> NcclGroup:
-    """A group of all ranks' GPUs; collective."""
+def connect_gpus(config: Config, device: torch.device) -> NcclGroup:
+    """A group of all ranks' GPUs, of which this rank has ``device``; collective."""
     store = prefixed(_open_store(config), f"hocket/{config.restart}/nccl")
-    return NcclGroup(store, config.rank, config.size, config.timeout)
+    return NcclGroup(store, config.rank, config.size, config.timeout, device)
 
 
 def _check(config: Config) -> None:
-    if not 0 <= config.rank < config.size or not 0 <= config.local_rank < config.local_size <= config.size:
+    fits = not config.local_size or 0 <= config.local_rank < config.local_size <= config.size
+    if not 0 <= config.rank < config.size or not fits:
         raise UsageError(
             f"RANK={config.rank}, WORLD_SIZE={config.size}, LOCAL_RANK={config.local_rank} and "
             f"LOCAL_WORLD_SIZE={config.local_size} do not fit together: start the script with hocket run or torchrun"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import faulthandler
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -215,7 +217,11 @@ def init() -> None:
     _have_stacks_printed()
     sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
     sink.put(Stage("joining"))
-    _current = Runtime(config, rendezvous.join(config), sink)
+    communicator = rendezvous.join(config)
+    if not config.local_size:
+        local = communicator.topology
+        config = dataclasses.replace(config, local_rank=local.local_rank, local_size=len(local.local))
+    _current = Runtime(config, communicator, sink)
     sink.put(Stage("joined"))
     if config.size > 1:
         devices.take(config.local_rank)
@@ -258,20 +264,27 @@ def _say_goodbye(runtime: Runtime) -> None:
     """Tell waiting ranks how this one ended: a finished script is not a crashed one."""
     failed = False
     previous = sys.excepthook
+    process = os.getpid()
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal failed
         failed = True
         previous(kind, error, trace)
-        if runtime.communicator.nccl is not None:
-            runtime.communicator.nccl.abort()
+        if os.getpid() != process:  # a child that the script has forked is no worker
+            return
         # Threads of the script may keep the process alive for long; nobody should wait for them.
         runtime.communicator.leave(failed)
+        if runtime.communicator.nccl is not None:
+            runtime.communicator.nccl.abort()
         runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1))
 
     def on_exit() -> None:
+        if os.getpid() != process:
+            return
         runtime.tell_traffic()
         runtime.communicator.leave(failed)
+        if runtime.communicator.nccl is not None:
+            runtime.communicator.nccl.close()
 
     sys.excepthook = on_exception
     atexit.register(on_exit)

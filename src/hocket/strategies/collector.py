@@ -56,6 +56,9 @@ class Collector:
         self._outermost = 0 if parameters and parameters[0].is_cuda else 1
         self.adopt(layout, slots)
         self.hook_new()
+        self.leave_out_idle()
+        if self.readiness is not None:
+            self.readiness.begin()
 
     def adopt(self, layout: Layout, slots: Averager | Sequence[torch.Tensor], *, early: bool | None = None) -> None:
         """Collect into these slots from now on.
@@ -70,6 +73,7 @@ class Collector:
         scale = slots.scale if isinstance(slots, Averager) else 1.0
         self._slots = Slots(self.names, self.parameters, layout, sets, scale=scale, check_finite=self._check_finite)
         self._slots.set_trained(bytes(self._hooked))
+        self.leave_out_idle()
         self.readiness: Readiness | None = None
         if self._averager is not None and self._averager.overlaps:
             self.readiness = Readiness(self._slots.bucket_of, self._slots.trained, early=early)
@@ -113,6 +117,23 @@ class Collector:
         if self.readiness is not None:
             self.readiness.set_trained(self._slots.trained)
         self._frozen_parameters = [p for p, hooked in zip(self.parameters, self._hooked, strict=True) if not hooked]
+
+    def leave_out_idle(self) -> None:
+        """Let the averager know which buckets get no gradients; all ranks must do so at the same time."""
+        self._known = self.trained
+        if self._averager is not None:
+            idle = [bucket for bucket, inside in enumerate(self._slots.trained) if not inside]
+            self._averager.idle = frozenset(idle)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether parameters were unfrozen since then."""
+        return self._known != self.trained
+
+    @property
+    def trained(self) -> bytes:
+        """One byte per parameter that may get gradients; must be equal on all ranks."""
+        return bytes(self._hooked)
 
     def weigh(self, weight: float) -> None:
         """Multiply what the next backward passes contribute; weight 0 drops it, so that a NaN does not count."""
@@ -169,6 +190,8 @@ class Collector:
         task, depth = _current_task(), self._depth(sys._getframe(1))
         if task == self._task or (by_output and depth == 0 and not self._outermost_elsewhere()):
             return
+        if by_output and self._task is not None:
+            return  # torch.autograd.grad inside of a backward pass
         if depth > self._outermost:
             self.unfinished |= self._task is None  # until the outer pass is found, too
             return
@@ -183,6 +206,8 @@ class Collector:
             self._slots.reset()
             _armed.pop(self._task, None)
         self._task = task
+        if any(p.requires_grad for p in self._frozen_parameters):
+            self.hook_new()  # before anything of this pass is sent
         if task not in _armed:
             _armed[task] = []
             torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_end_all, task))
@@ -210,8 +235,12 @@ class Collector:
             self.hook_new()
         self._slots.finish_all(self._scale())
         self.passes, self.mean = 0, False
-        self._on_end()
-        self._slots.reset()
+        try:
+            self._on_end()
+        finally:
+            self._slots.reset()
+            if self.readiness is not None:
+                self.readiness.begin()
 
 
 def read_payloads(payloads: Sequence[int]) -> tuple[dict[int, int], bool]:

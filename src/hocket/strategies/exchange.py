@@ -133,6 +133,9 @@ class GradientExchange:
 
     def _exchange(self) -> None:
         self.members.check_homes()
+        if self.collector.has_news:  # what travels depends on it, so ranks that differ must be found before
+            self._communicator.meet(zlib.crc32(self.collector.trained), 0, self._describe_trained)
+            self.collector.leave_out_idle()
         payload, begin = self.collector.payload(), time.perf_counter()
         payloads = self._averager.average(self._number + number_rates(self._optimizer), payload, self.describe)
         self.seconds += time.perf_counter() - begin
@@ -146,16 +149,21 @@ class GradientExchange:
         if readiness is not None and readiness.end() and self._follows:
             self._follow(readiness)
 
+    def _describe_trained(self) -> str:
+        names = [name for name, trained in zip(self.members.names, self.collector.trained, strict=True) if not trained]
+        return f"the first gradients after unfreezing, with {', '.join(names) or 'nothing'} still frozen"
+
     def _follow(self, readiness: Readiness) -> None:
         """Lay out the buckets in the order in which gradients became ready on rank 0; collective."""
         parameters = self.members.parameters
         seen = list(dict.fromkeys(readiness.order))
-        seen += sorted(set(range(len(parameters))) - set(seen))
+        seen = sorted(set(range(len(parameters))) - set(seen)) + seen  # what never arrives need not be last
         order = json.loads(self._communicator.gather_bytes(json.dumps(seen).encode())[0])
         layout = Layout(parameters, order=order, limits=gpu.limits(self._communicator, parameters))
         if layout.places == self.layout.places:
             return
         self.layout = layout
+        self._averager.close()
         self._averager = gpu.make_averager(self._communicator, layout)
         self.results = self._averager.results
         self._shown = self._result_views = layout.views(self.results)

@@ -63,6 +63,7 @@ class Members:
             key=lambda np: (
                 group_of.get(id(np[1]), last),
                 str(np[1].dtype),
+                by_readiness and np[1].requires_grad,  # what never arrives need not be last
                 np[1].numel() >= LARGE and not by_readiness,
             ),
         )

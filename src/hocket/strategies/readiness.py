@@ -15,6 +15,7 @@ class Readiness:
         order: In which the gradients of the first pass arrived.
         is_early: Whether buckets may be sent off before the pass is over.
         has_sent: Whether one has been, in this pass.
+        is_held: Whether the rest of this pass is sent when it is over.
     """
 
     def __init__(self, bucket_of: list[int], trained: list[list[int]], *, early: bool | None) -> None:
@@ -23,19 +24,20 @@ class Readiness:
         self._repeats = False
         self.order: list[int] = []
         self.is_early = bool(early)
-        self.has_sent = False
+        self.has_sent = self.is_held = False
         self.set_trained(trained)
         self.begin()
 
     def set_trained(self, trained: list[list[int]]) -> None:
-        """The parameters of each bucket that may get gradients."""
+        """The parameters of each bucket that may get gradients, from the next pass on; this one is held back."""
         self._full = [len(inside) for inside in trained]
+        self.is_held = True
 
     def begin(self) -> None:
         """A pass begins."""
         self._left = list(self._full)
         self._seen = bytearray(len(self._bucket_of))
-        self.has_sent = False
+        self.has_sent = self.is_held = False
 
     def arrive(self, index: int, *, nested: bool) -> int | None:
         """A gradient is there; the bucket that it completes, if that may be sent off.
@@ -59,7 +61,7 @@ class Readiness:
             )
         self._seen[index] = 1
         self._left[bucket] -= 1
-        if self._left[bucket]:
+        if self._left[bucket] or self.is_held:
             return None
         self.has_sent = True
         return bucket

@@ -24,7 +24,7 @@ class Slots:
     Attributes:
         views: The slot of each parameter.
         missing: One byte per parameter without a gradient here, of the last pass.
-        nonfinite: A parameter whose gradient is not finite here, of the last pass.
+        nonfinite: A parameter whose gradient is not finite here, of this pass.
     """
 
     def __init__(
@@ -61,12 +61,15 @@ class Slots:
     def set_trained(self, trained: bytes) -> None:
         """Which parameters may get gradients, one byte each."""
         self._frozen = bytes(not byte for byte in trained)
+        self._absent = bytearray(self._frozen)
         self.trained = [[i for i in inside if trained[i]] for inside in self._members]
         self._small = [[i for i in inside if self._parameters[i].numel() < LARGE] for inside in self.trained]
         self._large = [[i for i in inside if self._parameters[i].numel() >= LARGE] for inside in self.trained]
 
     def reset(self) -> None:
-        """Begin anew, with nothing collected."""
+        """Begin anew, with nothing collected; ``missing`` stays as it is until the pass is over."""
+        self.nonfinite = None
+        self._absent = bytearray(self._frozen)
         self._copied = bytearray(len(self._parameters))
         self._finished = bytearray(len(self._members))
         self._totals: list[Total] = [0.0] * len(self._members)
@@ -93,10 +96,10 @@ class Slots:
 
     def finish_all(self, scale: float) -> None:
         """Take all gradients that are not there yet; those that do not exist are zero, and ``missing``."""
-        self.missing, self.nonfinite = self._frozen, None if 1 not in self._finished else self.nonfinite
         for bucket, finished in enumerate(self._finished):
             if not finished:
                 self.finish(bucket, scale)
+        self.missing = bytes(self._absent)
 
     def finish(self, bucket: int, scale: float) -> None:
         """Likewise for one bucket."""
@@ -107,12 +110,10 @@ class Slots:
         gradients = [self._parameters[i].grad for i in late]
         absent = [i for i, gradient in zip(late, gradients, strict=True) if gradient is None]
         if absent:
-            missing = bytearray(self.missing)
             for i in absent:
-                missing[i] = 1
+                self._absent[i] = 1
                 self.views[i].zero_()
-            self.missing = bytes(missing)
-            late = [i for i in late if not missing[i]]
+            late = [i for i in late if not self._absent[i]]
             gradients = [gradient for gradient in gradients if gradient is not None]
         views = [self.views[i] for i in late]
         with torch._C.DisableTorchFunctionSubclass():  # they may be LocalGradients

@@ -107,7 +107,12 @@ def try_addresses(targets: Sequence[Target], secret: bytes, seconds: float) -> l
     Blocks at most ``seconds``, and not long after every host has answered somewhere: addresses that lead nowhere often
     are silent.
     """
-    return asyncio.run(_try_all(targets, secret, seconds))
+    found: list[Target] = []
+    # In a thread of its own: the caller may have an event loop already, as a notebook has.
+    thread = threading.Thread(target=lambda: found.extend(asyncio.run(_try_all(targets, secret, seconds))))
+    thread.start()
+    thread.join()
+    return found
 
 
 async def _try_all(targets: Sequence[Target], secret: bytes, seconds: float) -> list[Target]:

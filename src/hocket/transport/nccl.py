@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hocket.errors import JobError
+from hocket.errors import JobError, WorkerLost
 from hocket.transport.process_group import Store
 
 
 class NcclGroup:
-    """All ranks of a job, each with a GPU of its own."""
+    """All ranks of a job, each with a GPU of its own.
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+    Attributes:
+        users: Who sends over it; if there are several, they must do so in the same order on all ranks.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, device: torch.device) -> None:
         if not dist.is_nccl_available():
             raise JobError("this PyTorch has no NCCL: install a CUDA build, or use --transport gloo, which is slower")
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = timedelta(seconds=timeout)
         self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
-        self._group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+        self._group.eager_connect_single_device(device)
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
 
     def start_sum(self, tensor: torch.Tensor) -> Any:
         """Replace ``tensor`` by the sum over all ranks, after what the current stream has to do now."""
+        if self._group is None:
+            raise WorkerLost("the GPUs are no longer connected: another rank was lost; see its output for the reason")
         return self._group.allreduce([tensor], dist.AllreduceOptions())
 
     def wait(self, work: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ _REDUCE = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
+_START = "the start of a group of workers"
 _LATER = 60.0  # seconds after the watch's own deadline at which Gloo would give up
 
 
@@ -64,10 +66,21 @@ class ProcessGroup:
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout + _LATER)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
-        try:
-            self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
-        except RuntimeError as error:
-            raise watch.explain(error, "the start of a group of workers") from error
+        made: list[Any] = []
+
+        def make() -> None:
+            try:
+                made.append(dist.ProcessGroupGloo(store, rank, size, options))
+            except RuntimeError as error:
+                made.append(error)
+
+        # Gloo connects to all others here, and would not hear that one of them is lost.
+        thread = threading.Thread(target=make, name="hocket-group", daemon=True)
+        thread.start()
+        watch.wait(lambda seconds: thread.join(seconds) or not thread.is_alive(), _START)
+        if isinstance(made[0], RuntimeError):
+            raise watch.explain(made[0], _START) from made[0]
+        self._group: Any = made[0]
 
     def start_sum(self, tensor: torch.Tensor) -> Any:
         """Begin to replace ``tensor`` by the sum over the group; pass what this returns to ``wait``."""
@@ -116,7 +129,7 @@ class ProcessGroup:
 
         Of a group in which something is still under way they go with the process: Gloo would wait for that.
         """
-        if not all(work.is_completed() for work in self._under_way):
+        if self._group is not None and not all(work.is_completed() for work in self._under_way):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._group = None
 
