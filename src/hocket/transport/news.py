@@ -90,6 +90,7 @@ class News:
     def hear_rank(self, rank: int, message: dict[str, Any]) -> None:
         """What one rank tells of itself, or what was noticed of it."""
         with self._lock:
+            before = (len(self.lost), len(self.failed), len(self.finished), self._waits.get(rank))
             left, how = message.get("left"), message.get("lost")
             if self.has_left(rank):
                 pass  # only the first that is known of its end counts
@@ -108,8 +109,8 @@ class News:
                 else:
                     self._waits[rank] = Wait(*wait)
             if message.get("stacks"):
-                self._stacks_asked = self.stacks_wanted = True
-            self.changed = True
+                self._stacks_asked = self.stacks_wanted = self.changed = True
+            self.changed |= before != (len(self.lost), len(self.failed), len(self.finished), self._waits.get(rank))
 
     def hear_all(self, message: dict[str, Any]) -> None:
         """What rank 0 tells of everybody."""

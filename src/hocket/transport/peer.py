@@ -34,12 +34,11 @@ class Peer:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send, or keep for later what there is no room for.
+    def send(self, line: bytes) -> None:
+        """Send a message, or keep for later what there is no room for.
 
         Of what has not changed since, only an empty line is sent: who is busy for hours cannot read it.
         """
-        line = json.dumps(message).encode()
         if line != self._last:
             self._unsent += line
         self._last = line

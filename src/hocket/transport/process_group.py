@@ -77,7 +77,7 @@ class ProcessGroup:
         # Gloo connects to all others here, and would not hear that one of them is lost.
         thread = threading.Thread(target=make, name="hocket-group", daemon=True)
         thread.start()
-        watch.wait(lambda seconds: thread.join(seconds) or not thread.is_alive(), _START)
+        watch.wait(lambda seconds: _has_ended(thread, seconds), _START)
         if isinstance(made[0], RuntimeError):
             raise watch.explain(made[0], _START) from made[0]
         self._group: Any = made[0]
@@ -139,3 +139,8 @@ class ProcessGroup:
             return self._under_way[-1]
         except RuntimeError as error:
             raise self._watch.explain(error, "the start of a collective") from error
+
+
+def _has_ended(thread: threading.Thread, seconds: float) -> bool:
+    thread.join(seconds)
+    return not thread.is_alive()

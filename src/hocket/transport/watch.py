@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
+import os
 import selectors
 import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
+from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
 from hocket.transport import entrance
 from hocket.transport.gate import FINISHED, Description, ranks, say
 from hocket.transport.news import News, Wait
@@ -37,20 +40,20 @@ class Watch:
 
     Attributes:
         on_loss: Called, in the watch's thread, when a rank is lost.
-        waited: Seconds that ``wait`` has been in so far.
     """
 
     def __init__(self, rank: int, hosts: Sequence[str], timeout: float, peers: Sequence[Peer]) -> None:
         self._rank, self._hosts, self._timeout = rank, hosts, timeout
         self.on_loss: Callable[[], None] = lambda: None
-        self.waited = 0.0
         self._news = News(rank, len(hosts))
         self._peers = {peer.rank: peer for peer in peers}
         self._silent: dict[int, float] = {}
         self._counts: dict[str, int] = {}
         self._lane, self._told, self._notice = "", False, 0.0
         self._left = ""
+        self._fault: Exception | None = None
         self._waker, self._wake = socket.socketpair()
+        _watches.add(self)
         self._thread = threading.Thread(target=self._run, name="hocket-watch", daemon=True)
         self._thread.start()
 
@@ -95,7 +98,6 @@ class Watch:
             while not done(0.1):
                 self.look(what, start)
         finally:
-            self.waited += time.monotonic() - start
             self.rest()
 
     def look(self, what: Description, since: float) -> None:
@@ -119,6 +121,8 @@ class Watch:
     def check(self, what: Description) -> None:
         """Raise if a rank was lost or has failed, or if ranks wait for each other in different places."""
         news = self._news
+        if self._fault is not None:
+            raise JobError(f"the watch over the other ranks has failed: {self._fault!r}; please report this")
         if news.mismatch:
             raise MismatchError(
                 f"the ranks do not do the same: {news.mismatch}. All ranks must make the same calls in the same order, "
@@ -142,6 +146,11 @@ class Watch:
         if isinstance(error, WorkerLost):
             return error
         return WorkerLost(f"{self._waiting(what)}, and the connection to another rank broke ({error})")
+
+    def forget(self) -> None:
+        """In a forked child: hold nothing open, so that the end of this rank is noticed without that of its child."""
+        for connection in (*self._peers.values(), self._waker, self._wake):
+            connection.close()
 
     def leave(self, failed: bool) -> None:
         """Say how this rank ended; the watch is over."""
@@ -207,6 +216,15 @@ class Watch:
     # From here on, in the thread of the watch.
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # whoever waits must not wait for news that will not come
+            self._fault = error
+        finally:
+            for peer in self._peers.values():
+                peer.close()
+
+    def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._waker, selectors.EVENT_READ)
             for peer in self._peers.values():
@@ -229,8 +247,6 @@ class Watch:
                         del self._peers[peer.rank]
                         peer.close()
             self._speak()
-        for peer in self._peers.values():
-            peer.close()
 
     def _hear(self, sender: int, message: dict[str, Any]) -> None:
         before = self._is_broken
@@ -243,11 +259,17 @@ class Watch:
             with contextlib.suppress(OSError, ValueError, RuntimeError):
                 faulthandler.dump_traceback(2, all_threads=True)
         if self._is_broken and not before:
+            self._act_on_loss()
+
+    def _act_on_loss(self) -> None:
+        self._speak()
+        with contextlib.suppress(Exception):  # the others are told already
             self.on_loss()
 
     def _speak(self) -> None:
         if self._rank == 0:
-            self._news.look_for_mismatch()
+            if self._news.changed:
+                self._news.look_for_mismatch()
             if self._left:
                 self._news.hear_rank(0, {"left": self._left})
             message = self._news.tell_all()
@@ -255,8 +277,9 @@ class Watch:
             message = self._news.tell_mine()
             if self._left:
                 message["left"] = self._left
+        line = json.dumps(message).encode()
         for peer in self._peers.values():
-            peer.send(message)
+            peer.send(line)
 
     def _has_gone(self, peer: Peer) -> bool:
         """Whether nothing more will come from ``peer``, which is noted then, and said at the first sign of it."""
@@ -270,7 +293,7 @@ class Watch:
             for rank in gone:
                 self._news.hear_rank(rank, {"lost": peer.gone})
             if self._is_broken and not before:
-                self.on_loss()
+                self._act_on_loss()
             return True
         if silence > SILENT_AFTER and peer.rank not in self._silent:
             self._silent[peer.rank] = time.monotonic() - silence
@@ -286,3 +309,15 @@ class Watch:
         here = [r for r, name in enumerate(self._hosts) if name == self._hosts[self._rank]]
         if peer.rank == everyone[0] and self._rank == here[0]:
             print(f"hocket: {host} ({ranks(everyone)}) {text}", file=sys.stderr, flush=True)
+
+
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for watch in _watches:
+        watch.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
