@@ -149,8 +149,10 @@ class Watch:
 
     def forget(self) -> None:
         """In a forked child: hold nothing open, so that the end of this rank is noticed without that of its child."""
-        for connection in (*self._peers.values(), self._waker, self._wake):
-            connection.close()
+        for peer in self._peers.values():
+            peer.close()
+        self._waker.close()
+        self._wake.close()
 
     def leave(self, failed: bool) -> None:
         """Say how this rank ended; the watch is over."""
