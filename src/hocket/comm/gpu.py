@@ -79,16 +79,16 @@ class StagedAverager(Averager):
         self.slots = layout.allocate()
         self.all_slots = [self.slots]
         self.results = layout.allocate()
+        self._pinned = [torch.empty(b.count, dtype=b.dtype, pin_memory=True) for b in layout.buckets]
         self._stream = torch.cuda.Stream(layout.device)
         self._copied = bytearray(len(self.slots))
         self._pending: list[tuple[int, torch.cuda.Event]] = []
-        self._pinned = _pin([flat for slots in inner.all_slots for flat in slots] + inner.results)
 
     def ready(self, bucket: int) -> None:
         self._copied[bucket] = 1
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            self._inner.slots[bucket].copy_(self.slots[bucket], non_blocking=True)
+            self._pinned[bucket].copy_(self.slots[bucket], non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
         self._pending.append((bucket, event))
@@ -96,42 +96,24 @@ class StagedAverager(Averager):
 
     def progress(self) -> None:
         while self._pending and self._pending[0][1].query():
-            self._inner.ready(self._pending.pop(0)[0])
+            bucket, _ = self._pending.pop(0)
+            self._inner.slots[bucket].copy_(self._pinned[bucket])
+            self._inner.ready(bucket)
         self._inner.progress()
 
     def average(self, number: int, payload: int, what: Description) -> list[int]:
+        self._inner.idle = self.idle
         for bucket, copied in enumerate(self._copied):
             if not copied:
                 self.ready(bucket)
         self._stream.synchronize()
         self.progress()
         payloads = self._inner.average(number, payload, what)
-        for result, averaged in zip(self.results, self._inner.results, strict=True):
-            result.copy_(averaged, non_blocking=True)
+        for result, pinned, averaged in zip(self.results, self._pinned, self._inner.results, strict=True):
+            pinned.copy_(averaged)
+            result.copy_(pinned, non_blocking=True)
         self._copied = bytearray(len(self.slots))
         return payloads
 
     def close(self) -> None:
         self._inner.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_pinned", ()):
-            torch.cuda.synchronize(self._stream.device)
-        for address in getattr(self, "_pinned", ()):
-            torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def _pin(flats: Sequence[torch.Tensor]) -> list[int]:
-    """Pin memory that is there already, as far as the driver lets us; the addresses of what was pinned."""
-    ranges: list[list[int]] = []  # whole pages, each once
-    for flat in sorted(flats, key=torch.Tensor.data_ptr):
-        start, end = flat.data_ptr() // _PAGE * _PAGE, -(-(flat.data_ptr() + flat.nbytes) // _PAGE) * _PAGE
-        if ranges and start <= ranges[-1][1]:
-            ranges[-1][1] = max(end, ranges[-1][1])
-        elif flat.numel():
-            ranges.append([start, end])
-    cuda = torch.cuda.cudart()
-    return [start for start, end in ranges if int(cuda.cudaHostRegister(start, end - start, 0)) == 0]
-
-
-_PAGE = 4096
