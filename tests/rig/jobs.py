@@ -48,6 +48,12 @@ class Running:
                 assert left > 0 and self._thread.is_alive(), f"no {pattern!r} in\n{self}"
                 self._changed.wait(min(left, 0.5))
 
+    def between(self, first: str, last: str) -> str:
+        """What it has written from the line ``first`` up to the next one that begins with ``last``."""
+        start = self.lines.index(first)
+        end = next(number for number, line in enumerate(self.lines) if number > start and line.startswith(last))
+        return "\n".join(self.lines[start : end + 1])
+
     def finish(self, seconds: float = PATIENCE) -> int:
         """Wait for its end; its status."""
         try:

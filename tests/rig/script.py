@@ -1,6 +1,7 @@
 """A script for jobs on a rig: what it does is told by its first argument."""
 
 import ctypes
+import importlib
 import os
 import sys
 import time
@@ -90,9 +91,9 @@ def slow(rank: str, factor: str) -> None:
     say("done", hocket.rank())
 
 
-def differ(how: str, rank: str) -> None:
-    """One rank does something else than the others."""
-    odd = hocket.rank() == int(rank)
+def differ(how: str, ranks: str) -> None:
+    """Some ranks do something else than the others."""
+    odd = str(hocket.rank()) in ranks
     if how == "other rate at the start":
         Small(rate=0.1 if odd else 0.05)
     training = Small()
@@ -120,6 +121,22 @@ def late(rank: str) -> None:
         training.step(x)
 
 
+def cases(*each: str) -> None:
+    """For each case, which is words with the ranks that differ at the end, a new job, of processes that are warm."""
+    importlib.import_module("torch._dynamo")  # as the first optimizer would
+    for number, case in enumerate(each):
+        how, _, ranks = case.rpartition(" ")
+        say("case", case)
+        child = os.fork()
+        if not child:
+            os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1 + number)
+            hocket.init()
+            differ(how, ranks)
+            sys.exit(0)
+        _, status = os.waitpid(child, 0)
+        say("ended with", os.waitstatus_to_exitcode(status))
+
+
 def keep(name: str) -> None:
     """Keep the job's secret in a file, say so, and train until there is another file."""
     from hocket.job import introductions
@@ -145,7 +162,7 @@ def keep(name: str) -> None:
 
 def main() -> None:
     what, *args = sys.argv[1:]
-    if what != "keep":
+    if what not in ("cases", "keep"):
         hocket.init()
     globals()[what](*args)
 
