@@ -3,18 +3,32 @@
 import itertools
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from hocket.rig import Rig
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
+INTRUDE = """
+import os, socket, sys, time
+address, *ports = sys.argv[1:]
+connections = []
+for port in map(int, ports):
+    for data in (b"", b"\\0", b"GET / HTTP/1.0\\r\\n\\r\\n", b"\\xff" * 4096, os.urandom(1 << 16)):
+        try:
+            connections.append(socket.create_connection((address, port), 5))
+            connections[-1].settimeout(1)
+            connections[-1].sendall(data)
+        except OSError:
+            pass
+print("there", len(connections), flush=True)
+time.sleep(600)
+"""
 PATIENCE = 90.0  # seconds for what should take a few, on a machine that others share
 
 
@@ -48,6 +62,12 @@ class Running:
                 assert left > 0 and self._thread.is_alive(), f"no {pattern!r} in\n{self}"
                 self._changed.wait(min(left, 0.5))
 
+    def between(self, first: str, last: str) -> str:
+        """What it has written from the line ``first`` up to the next one that begins with ``last``."""
+        start = self.lines.index(first)
+        end = next(number for number, line in enumerate(self.lines) if number > start and line.startswith(last))
+        return "\n".join(self.lines[start : end + 1])
+
     def finish(self, seconds: float = PATIENCE) -> int:
         """Wait for its end; its status."""
         try:
@@ -58,6 +78,7 @@ class Running:
         return status
 
     def close(self) -> None:
+        """End it, if it still runs."""
         self.process.kill()
         self.process.wait()
         self._thread.join()
@@ -74,11 +95,15 @@ class Running:
 
 
 class Jobs:
-    """Starts jobs on one rig, in one folder."""
+    """Starts jobs on one rig, in one folder.
+
+    Attributes:
+        running: All processes that were started.
+    """
 
     def __init__(self, rig: Rig, folder: Path) -> None:
         self.rig, self.folder = rig, folder
-        self._running: list[Running] = []
+        self.running: list[Running] = []
         self._ports = itertools.count(29500)
 
     def start(self, host: str, command: Sequence[str], **env: str) -> Running:
@@ -87,24 +112,35 @@ class Jobs:
             host, command, cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1", **env}, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
         )  # fmt: skip
-        self._running.append(Running(process))
-        return self._running[-1]
+        self.running.append(Running(process))
+        return self.running[-1]
 
     def launch(self, hosts: str, *args: str, flags: Sequence[str] = (), at: str = "h1", **env: str) -> Running:
         """``hocket run -H hosts`` of the script of these tests."""
         command = [sys.executable, "-m", "hocket.launch.cli", "run", "-H", hosts, *flags, SCRIPT, *args]
         return self.start(at, command, **env)
 
-    def plain(self, hosts: Sequence[str], *args: str, **env: str) -> list[Running]:
-        """The script with nothing but the variables that torchrun would set, a worker for each of ``hosts``."""
-        port = str(next(self._ports))
+    def plain(
+        self, hosts: Sequence[str], *args: str, port: int | None = None, only: Sequence[int] | None = None, **env: str
+    ) -> list[Running]:
+        """The script with nothing but the variables that torchrun would set, a worker for each of ``hosts``.
+
+        Args:
+            hosts: Where each rank is; rank 0 has the store, at ``port``.
+            args: Of the script.
+            port: MASTER_PORT.
+            only: The ranks to start, if not all.
+            env: More variables.
+        """
+        port = next(self._ports) if port is None else port
         return [
             self.start(
                 host, [sys.executable, "-u", SCRIPT, *args], RANK=str(rank), WORLD_SIZE=str(len(hosts)),
                 LOCAL_RANK=str(hosts[:rank].count(host)), LOCAL_WORLD_SIZE=str(hosts.count(host)),
-                MASTER_ADDR=hosts[0], MASTER_PORT=port, **env,
+                MASTER_ADDR=hosts[0], MASTER_PORT=str(port), **env,
             )
             for rank, host in enumerate(hosts)
+            if only is None or rank in only
         ]  # fmt: skip
 
     def torchrun(self, hosts: dict[str, int], *args: str, **env: str) -> list[Running]:
@@ -119,6 +155,18 @@ class Jobs:
             )
             for number, (host, count) in enumerate(hosts.items())
         ]  # fmt: skip
+
+    def ports(self, host: str) -> set[int]:
+        """The ports on which something listens in the host, sshd left out."""
+        tables = subprocess.check_output(self.rig.command(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"]), text=True)
+        rows = [line.split() for line in tables.splitlines()]
+        return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"} - {22}
+
+    def intrude(self, host: str, ports: Iterable[int]) -> Running:
+        """Strangers connect to the ports, from within the host: some send nonsense, some say nothing; all stay."""
+        stranger = self.start(host, [sys.executable, "-c", INTRUDE, self.rig.hosts[host].address, *map(str, ports)])
+        stranger.time_of("there")
+        return stranger
 
     def wait_until_sent(self, host: str, count: int) -> None:
         """Until the host has sent ``count`` more bytes."""
@@ -141,7 +189,7 @@ class Jobs:
             time.sleep(0.05)
 
     def close(self) -> None:
-        for running in self._running:
+        for running in self.running:
             running.close()
 
     def _sent(self, host: str) -> int:
@@ -165,16 +213,3 @@ def cmdline(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
-
-
-def connect(rig: Rig, host: str, port: int, data: bytes) -> subprocess.Popen[str]:
-    """A stranger in the same host, who sends ``data`` to a port and then stays."""
-    code = (
-        "import socket, sys, time\n"
-        f"connection = socket.create_connection(({rig.hosts[host].address!r}, {port}))\n"
-        f"connection.sendall({data!r})\nprint('there', flush=True)\nconnection.recv(1 << 20)\ntime.sleep(600)\n"
-    )
-    return rig.start(host, [sys.executable, "-c", code], text=True, stdout=subprocess.PIPE)
-
-
-__all__ = ["PATIENCE", "Jobs", "Running", "cmdline", "connect", "on", "socket"]

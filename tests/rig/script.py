@@ -1,6 +1,7 @@
 """A script for jobs on a rig: what it does is told by its first argument."""
 
 import ctypes
+import importlib
 import os
 import sys
 import time
@@ -16,6 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.comm import hosts as comm_hosts
 from hocket.comm.layout import Limits
+from hocket.config import Config
+from hocket.job import introductions
+from hocket.job.introductions import Introductions
+from hocket.transport.process_group import Store
 
 ADAM = {"lr": 0.01}
 MEBIBYTE = 1 << 20
@@ -90,9 +95,9 @@ def slow(rank: str, factor: str) -> None:
     say("done", hocket.rank())
 
 
-def differ(how: str, rank: str) -> None:
-    """One rank does something else than the others."""
-    odd = hocket.rank() == int(rank)
+def differ(how: str, ranks: str) -> None:
+    """Some ranks do something else than the others."""
+    odd = str(hocket.rank()) in ranks
     if how == "other rate at the start":
         Small(rate=0.1 if odd else 0.05)
     training = Small()
@@ -120,32 +125,52 @@ def late(rank: str) -> None:
         training.step(x)
 
 
-def keep(name: str) -> None:
-    """Keep the job's secret in a file, say so, and train until there is another file."""
-    from hocket.job import introductions
+def cases(*each: str) -> None:
+    """For each case, which is words with the ranks that differ at the end, a new job, of processes that are warm.
 
+    In the case of an interface, which is named there, none does.
+    """
+    importlib.import_module("torch._dynamo")  # as the first optimizer would
+    for number, case in enumerate(each):
+        how, _, ranks = case.rpartition(" ")
+        say("case", case)
+        child = os.fork()
+        if not child:
+            os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1 + number)
+            if how == "interface":
+                os.environ["HOCKET_INTERFACE"], ranks = ranks, ""
+            hocket.init()
+            differ(how, ranks)
+            sys.exit(0)
+        _, status = os.waitpid(child, 0)
+        say("ended with", os.waitstatus_to_exitcode(status))
+
+
+def keep(name: str) -> None:
+    """Keep the job's secret in a file, train until there is the file ``stop``, then train another model."""
     original = introductions.meet
 
-    def meet(*args: object, **options: object) -> object:
-        met = original(*args, **options)
-        Path(f"{name}-{os.environ['RANK']}").write_bytes(met.secret)
+    def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
+        met = original(config, store, shares=shares)
+        Path(f"{name}-{config.rank}").write_bytes(met.secret)
         return met
 
     introductions.meet = meet
     hocket.init()
     training = Small()
     say("ready")
-    while True:
+    while not hocket.allreduce(torch.tensor(float(Path("stop").exists())), "max"):
         for (x,) in training.loader:
             training.step(x)
-        if hocket.allreduce(torch.tensor(float(Path("stop").exists())), "max"):
-            break
+    training = Small()
+    for (x,) in training.loader:
+        training.step(x)
     say("done", hocket.rank())
 
 
 def main() -> None:
     what, *args = sys.argv[1:]
-    if what != "keep":
+    if what not in ("cases", "keep"):
         hocket.init()
     globals()[what](*args)
 

@@ -1,5 +1,6 @@
 """The law over hosts: training there gives what one process would, however the job was started."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -51,3 +52,18 @@ def test_under_torchrun(rig: Rigs, tmp_path: Path) -> None:
     with jobs.on(rig(2, **OTHERWISE), tmp_path) as started:
         finish_all(started, started.torchrun({"h1": 2, "h2": 1}, "law", "result", *STRATEGIES))
     check(tmp_path, "result", 3)
+
+
+def test_interfaces_by_name(rig: Rigs, tmp_path: Path) -> None:
+    """Under hocket run, see tests/launch/test_rig_hosts.py."""
+    with jobs.on(rig(2, **OTHERWISE), tmp_path) as started:
+        expected = {
+            "eth0,ens3": r"\ndone \d\nended with 0",
+            "docker0": r"\nhocket.errors.UsageError: h1: h2 cannot reach it at 172.17.0.1 \(docker0\): ",
+            "eth0": r"UsageError: h2 has no interface 'eth0' that is up, but .*ens3.*: use HOCKET_INTERFACE=eth0,NAME",
+            "none": r"UsageError: h1 has no interface 'none' that is up, but .*eth0.*: use HOCKET_INTERFACE=none,NAME",
+        }
+        for worker in started.plain(["h1", "h2"], "cases", *(f"interface {name}" for name in expected)):
+            assert worker.finish() == 0
+            for name, words in expected.items():
+                assert re.search(words, worker.between(f"case interface {name}", "ended with")), str(worker)

@@ -64,6 +64,7 @@ class NetworkAverager(Averager):
         self._next = 0  # the bucket to be sent off next
         self._works: list[Any] = [None] * len(self._buckets)
         self._rounds, self._stopwatch = 0, None  # type: int, Stopwatch | None
+        self._sent_at: dict[int, float] = {}  # of buckets whose times are taken
         self._idle_since = time.perf_counter()
 
     def ready(self, bucket: int) -> None:
@@ -90,6 +91,10 @@ class NetworkAverager(Averager):
         self._take_times(entries, blocked_since)
         self._column.compare([entry.number for entry in entries], what)
         return [entry.payload for entry in entries]
+
+    def progress(self) -> None:
+        if self._sent_at:
+            self._note_arrivals()
 
     _mine: list[torch.Tensor]
     """What this rank contributes, header included."""
@@ -120,17 +125,28 @@ class NetworkAverager(Averager):
         assert self._group is not None
         if not tensor.numel():
             return  # so it is for all of the column
-        work = self._works[bucket] = self._group.start_sum(tensor)
+        self._works[bucket] = self._group.start_sum(tensor)
         if self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0:
-            self._stopwatch = stopwatch = self._stopwatch or Stopwatch()
-            start = time.perf_counter()
-            work.get_future().add_done_callback(lambda _: stopwatch.add(start, time.perf_counter()))
+            self._stopwatch = self._stopwatch or Stopwatch()
+            self._sent_at[bucket] = time.perf_counter()
 
     def _await(self, bucket: int, what: Description) -> None:
         """Until what was sent of ``bucket`` has been added up."""
         work, self._works[bucket] = self._works[bucket], None
         if work is not None and self._group is not None:
             self._group.wait(work, what)
+            self._note_arrivals()
+
+    def _note_arrivals(self) -> None:
+        """Take the times of buckets that have arrived.
+
+        Not by a callback of Gloo's: its threads would call Python even when the interpreter has ended, and abort.
+        """
+        now = time.perf_counter()
+        for bucket in list(self._sent_at):
+            work = self._works[bucket]
+            if self._stopwatch is not None and (work is None or work.is_completed()):
+                self._stopwatch.add(self._sent_at.pop(bucket), now)
 
     def _header_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         return tensors[-1][self._data[-1].count :]
@@ -213,6 +229,7 @@ class HierarchicalAverager(NetworkAverager):
         self._sent = self._done = 0
 
     def progress(self) -> None:
+        super().progress()
         if self._group is None:
             return
         while self._sent < self._next and self._offered.reached(self._base + self._sent + 1, self._everyone):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 
 
@@ -32,19 +31,15 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
-        self._lock = threading.Lock()
 
     def add(self, start: float, end: float) -> None:
-        """A bucket was under way; from any thread."""
-        with self._lock:
-            self._spans.append((start, end))
+        """A bucket was under way."""
+        self._spans.append((start, end))
 
     def settle(self, traffic: Traffic, blocked_since: float) -> None:
         """The exchange is over; the worker has done nothing else since ``blocked_since``."""
-        with self._lock:
-            spans = sorted(self._spans)
         reached = 0.0
-        for start, end in spans:
+        for start, end in sorted(self._spans):
             begin = max(start, reached)
             if end > begin:
                 traffic.under_way += end - begin

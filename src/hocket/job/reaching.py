@@ -27,6 +27,12 @@ def reach(store: Store, topology: Topology, secret: bytes, interface: str | None
     if topology.local_rank == 0:
         _try_others(store, topology, secret, interface)
     listed = [_read(store, f"listens {number}") for number in numbers]
+    for number, there in enumerate(listed):
+        if not there["addresses"]:
+            raise UsageError(
+                f"{topology.names[number]} has no interface {interface!r} that is up, but "
+                f"{', '.join(there['interfaces'])}: use HOCKET_INTERFACE={interface},NAME"
+            )
     reached = [_read(store, f"reaches {number}") for number in numbers]
     nodes = [
         Node(
@@ -49,7 +55,8 @@ def _try_others(store: Store, topology: Topology, secret: bytes, interface: str 
     others = [number for number in range(len(topology.hosts)) if number != topology.host]
     listener = Listener(secret, f"host {topology.host}")
     try:
-        here = {"port": listener.port, "addresses": addresses(interface)}
+        names = list(dict.fromkeys(name for name, _ in addresses()))
+        here = {"port": listener.port, "addresses": addresses(interface), "interfaces": names}
         store.set(f"listens {topology.host}", json.dumps(here))
         targets = []
         for number in others:

@@ -42,7 +42,7 @@ def accept(
             found[rank] = connection
         unknown.pop(connection, None)
 
-    with socket.create_server((address, 0), family=_family(address), backlog=size + 16) as server:
+    with socket.create_server((address, 0), family=_family(address), backlog=size + _STRANGERS) as server:
         announce(address, server.getsockname()[1])
         try:
             while len(found) < size - 1:

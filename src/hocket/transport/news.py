@@ -6,6 +6,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from hocket.transport.gate import ranks
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -78,14 +80,16 @@ class News:
         return rank in self.finished or rank in self.failed or rank in self.lost
 
     def look_for_mismatch(self) -> None:
-        """Find two ranks that wait for each other in different collectives: neither will ever arrive."""
+        """Find out whether two ranks wait for each other in different collectives: neither will ever arrive."""
         with self._lock:
-            for first, a in self._waits.items():
-                for second, b in self._waits.items():
-                    here, there = a.counts.get(a.lane, 0), b.counts.get(b.lane, 0)
-                    if b.counts.get(a.lane, 0) < here and a.counts.get(b.lane, 0) < there:
-                        self.mismatch = self.mismatch or f"rank {first}: {a.text}; rank {second}: {b.text}"
-                        self.changed = True
+            waits = list(self._waits.values())
+            if self.mismatch or not any(_wait_in_vain(a, b) for a in waits for b in waits):
+                return
+            groups: dict[str, list[int]] = {}
+            for rank, wait in sorted(self._waits.items()):
+                groups.setdefault(wait.text, []).append(rank)
+            self.mismatch = "; ".join(f"{ranks(who)}: {text}" for text, who in groups.items())
+            self.changed = True
 
     def hear_rank(self, rank: int, message: dict[str, Any]) -> None:
         """What one rank tells of itself, or what was noticed of it."""
@@ -145,3 +149,8 @@ class News:
             asked, self._stacks_asked = self._stacks_asked, False
             wait = self._waits.get(self._rank)
             return {"wait": wait and (wait.lane, wait.counts, wait.text), "stacks": asked}
+
+
+def _wait_in_vain(a: Wait, b: Wait) -> bool:
+    """Whether each of two ranks is in a collective that the other one has not begun."""
+    return b.counts.get(a.lane, 0) < a.counts.get(a.lane, 0) and a.counts.get(b.lane, 0) < b.counts.get(b.lane, 0)

@@ -33,6 +33,7 @@ _BEAT = 0.5
 _TELL = 0.4  # seconds of waiting until the others are told
 _GATHER = 0.2  # seconds in which those who end together are noticed
 _NOTICE = 30.0
+_STACKS = 5.0  # seconds in which stacks are printed once
 
 
 class Watch:
@@ -50,7 +51,7 @@ class Watch:
         self._silent: dict[int, float] = {}
         self._counts: dict[str, int] = {}
         self._lane, self._told, self._notice = "", False, 0.0
-        self._left = ""
+        self._left, self._stacks_after = "", 0.0
         self._fault: Exception | None = None
         self._waker, self._wake = socket.socketpair()
         _watches.add(self)
@@ -258,8 +259,7 @@ class Watch:
             self._news.hear_all(message)
         if self._news.stacks_wanted:
             self._news.stacks_wanted = False
-            with contextlib.suppress(OSError, ValueError, RuntimeError):
-                faulthandler.dump_traceback(2, all_threads=True)
+            self._print_stacks()
         if self._is_broken and not before:
             self._act_on_loss()
 
@@ -267,6 +267,14 @@ class Watch:
         self._speak()
         with contextlib.suppress(Exception):  # the others are told already
             self.on_loss()
+
+    def _print_stacks(self) -> None:
+        """Once, if several ranks give up at the same time."""
+        now = time.monotonic()
+        if now > self._stacks_after:
+            self._stacks_after = now + _STACKS
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                faulthandler.dump_traceback(2, all_threads=True)
 
     def _speak(self) -> None:
         if self._rank == 0:
