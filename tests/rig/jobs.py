@@ -156,10 +156,13 @@ class Jobs:
             for number, (host, count) in enumerate(hosts.items())
         ]  # fmt: skip
 
+    def sockets(self, host: str) -> str:
+        """All TCP sockets of the host, as the kernel lists them: local address, remote address, state."""
+        return subprocess.check_output(self.rig.command(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"]), text=True)
+
     def ports(self, host: str) -> set[int]:
         """The ports on which something listens in the host, sshd left out."""
-        tables = subprocess.check_output(self.rig.command(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"]), text=True)
-        rows = [line.split() for line in tables.splitlines()]
+        rows = [line.split() for line in self.sockets(host).splitlines()]
         return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"} - {22}
 
     def intrude(self, host: str, ports: Iterable[int]) -> Running:

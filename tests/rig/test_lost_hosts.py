@@ -46,6 +46,35 @@ def test_killed(rig: Rigs, tmp_path: Path, dead: str, alive: str, gone: str) -> 
         started.wait_until_empty()
 
 
+def test_killed_between_exchanges(rig: Rigs, tmp_path: Path) -> None:
+    """When Gloo connects the ranks, nothing of its own would tell it that one has died."""
+    made = rig(2)
+    with jobs.on(made, tmp_path) as started:
+        left, dead = started.plain(["h1", "h2"], "stuck", "1")
+        dead.time_of("ready")
+        made.kill("h2")
+        left.time_of("WorkerLost: rank 0 waits in the start of a group of workers, but rank 1 on h2 ended")
+        assert left.finish() == 1
+
+
+def test_killed_before_all_have_come(rig: Rigs, tmp_path: Path) -> None:
+    made = rig(3)
+    with jobs.on(made, tmp_path) as started:
+        _, left = started.plain(["h1", "h2", "h3"], *BIG, port=29400, only=[0, 1])
+        wait_until_connected(started, "h2", 29400)
+        made.kill("h1")
+        left.time_of(r"WorkerLost: rank 1 waits in hocket.init\(\), but the store at MASTER_ADDR=h1, .* is gone: see")
+        assert left.finish() == 1
+
+
+def wait_until_connected(started: Jobs, host: str, port: int) -> None:
+    """Until a process in ``host`` has told the store at ``port`` that it is there."""
+    deadline = time.monotonic() + jobs.PATIENCE
+    while f":{port:04X} 01 " not in started.sockets(host):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_silent_for_a_while(rig: Rigs, tmp_path: Path) -> None:
     """A cable that is plugged in again after four seconds: it is said, and training goes on."""
     made = rig(2)

@@ -28,6 +28,6 @@ def test_a_host_ten_times_slower(rig: Rigs, tmp_path: Path) -> None:
     made.set_rate("h2", "4mbit")
     (tmp_path / "go").touch()
     with jobs.on(made, tmp_path) as started:
-        plain = started.plain(["h1", "h2", "h3"], "big", "1", "3")
+        plain = started.plain(["h1", "h2", "h3"], "big", "1", "2")
         job = started.launch("h3:1,h1:1", "slow", "1", "10", at="h3")
         check(job, *plain)

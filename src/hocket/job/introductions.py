@@ -16,7 +16,7 @@ from hocket.errors import JobError, UsageError
 from hocket.job.reaching import reach
 from hocket.transport import handoff
 from hocket.transport.gate import ranks
-from hocket.transport.process_group import Store
+from hocket.transport.process_group import Store, StoreLost
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ def _hear_all(store: Store, config: Config) -> list[dict[str, Any]]:
     keys = [f"worker {rank}" for rank in range(config.size)]
     try:
         return [json.loads(bytes(store.get(key))) for key in keys]
+    except StoreLost:
+        raise
     except RuntimeError as error:
         absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
         raise JobError(

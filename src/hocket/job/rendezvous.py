@@ -11,11 +11,11 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.hosts import HostsCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
-from hocket.errors import UsageError
+from hocket.errors import UsageError, WorkerLost
 from hocket.job import introductions
 from hocket.transport import futex, handoff
 from hocket.transport.nccl import NcclGroup
-from hocket.transport.process_group import ProcessGroup, Store, open_store, prefixed
+from hocket.transport.process_group import ProcessGroup, Store, StoreLost, open_store, prefixed
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.watch import Watch
 
@@ -30,9 +30,15 @@ def join(config: Config) -> Communicator:
         raise UsageError("--transport shared-memory needs x86-64 Linux: use --transport auto, which takes Gloo here")
     if config.transport == "auto" and not shares and config.rank == 0:
         print("hocket: shared memory needs x86-64 Linux; using Gloo, which is slower", file=sys.stderr)
-    if shares and (config.local_size == config.size or (config.rendezvous and not config.local_size)):
-        return _join_host(config)
-    return _join_hosts(config, shares)
+    try:
+        if shares and (config.local_size == config.size or (config.rendezvous and not config.local_size)):
+            return _join_host(config)
+        return _join_hosts(config, shares)
+    except StoreLost as error:
+        raise WorkerLost(
+            f"rank {config.rank} waits in hocket.init(), but the store at MASTER_ADDR={config.address}, "
+            f"MASTER_PORT={config.port} is gone: see the output of rank 0 ({error})"
+        ) from error
 
 
 def _join_host(config: Config) -> Communicator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -11,11 +10,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from hocket.errors import JobError
+from hocket.errors import HocketError, JobError
 from hocket.transport.gate import Description
 from hocket.transport.watch import Watch
 
-__all__ = ["ProcessGroup", "Store", "open_store", "prefixed"]
+__all__ = ["ProcessGroup", "Store", "StoreLost", "open_store", "prefixed"]
+
+StoreLost = dist.DistNetworkError
+"""Raised by a store whose process has ended."""
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -23,7 +25,6 @@ _REDUCE = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
-_START = "the start of a group of workers"
 _LATER = 60.0  # seconds after the watch's own deadline at which Gloo would give up
 
 
@@ -48,6 +49,15 @@ def prefixed(store: Store, prefix: str) -> Store:
     return PrefixStore(prefix, store)
 
 
+def _are_there(store: Store, keys: list[str], seconds: float) -> bool:
+    """Whether all ``keys`` have been set; waits so long for them."""
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except dist.DistStoreError:
+        return False
+    return True
+
+
 class ProcessGroup:
     """Some ranks of the job, over Gloo; beside any group that the script itself makes.
 
@@ -63,24 +73,20 @@ class ProcessGroup:
     def __init__(self, store: Store, rank: int, size: int, address: str, timeout: float, watch: Watch) -> None:
         self.rank, self.size, self._watch = rank, size, watch
         self._under_way: list[Any] = []
+        what = "the start of a group of workers"
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=timeout + _LATER)
+        options._timeout = timedelta(seconds=_LATER)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
-        made: list[Any] = []
-
-        def make() -> None:
-            try:
-                made.append(dist.ProcessGroupGloo(store, rank, size, options))
-            except RuntimeError as error:
-                made.append(error)
-
-        # Gloo connects to all others here, and would not hear that one of them is lost.
-        thread = threading.Thread(target=make, name="hocket-group", daemon=True)
-        thread.start()
-        watch.wait(lambda seconds: _has_ended(thread, seconds), _START)
-        if isinstance(made[0], RuntimeError):
-            raise watch.explain(made[0], _START) from made[0]
-        self._group: Any = made[0]
+        try:
+            store.set(f"member {rank}", "")
+            members = [f"member {number}" for number in range(size)]
+            watch.wait(lambda seconds: _are_there(store, members, seconds), what)
+            self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)  # nothing can wake this
+            self._group._set_default_timeout(timedelta(seconds=timeout + _LATER))
+        except HocketError:
+            raise
+        except RuntimeError as error:
+            raise watch.explain(error, what) from error
 
     def start_sum(self, tensor: torch.Tensor) -> Any:
         """Begin to replace ``tensor`` by the sum over the group; pass what this returns to ``wait``."""
@@ -140,7 +146,3 @@ class ProcessGroup:
         except RuntimeError as error:
             raise self._watch.explain(error, "the start of a collective") from error
 
-
-def _has_ended(thread: threading.Thread, seconds: float) -> bool:
-    thread.join(seconds)
-    return not thread.is_alive()
