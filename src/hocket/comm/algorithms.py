@@ -8,7 +8,7 @@ import torch
 
 _CHUNK = 1 << 16  # elements per thread; several passes over one chunk stay in the cache
 
-_NARROW = (torch.bfloat16, torch.float16)  # summed in float32
+NARROW = (torch.bfloat16, torch.float16)  # summed in float32
 
 _PAIRWISE: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
@@ -28,7 +28,7 @@ def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str
     if len(parts) > 2 and out.numel() > _chunk():
         for target, *pieces in _chunks(out, parts):
             reduce_into(target, pieces, operation)
-    elif out.dtype in _NARROW and operation in ("mean", "sum"):
+    elif out.dtype in NARROW and operation in ("mean", "sum"):
         total = parts[0].float()
         for part in parts[1:]:
             total += part
@@ -47,7 +47,7 @@ def average_into(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
     Of two infinities it makes a NaN, which is as bad in a gradient.
     """
-    if len(parts) > 2 and out.dtype in _NARROW:
+    if len(parts) > 2 and out.dtype in NARROW:
         reduce_into(out, parts, "mean")
     elif len(parts) > 2 and out.numel() > _chunk():
         for target, *pieces in _chunks(out, parts):
@@ -61,7 +61,7 @@ def average_into(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 def scaled_sum_into(out: torch.Tensor, parts: Sequence[torch.Tensor], scale: float) -> None:
     """Write the sum of ``parts``, multiplied by ``scale``, to ``out``, which is none of them."""
     for target, *pieces in _chunks(out, parts):
-        if out.dtype in _NARROW:
+        if out.dtype in NARROW:
             total = pieces[0].float()
             for piece in pieces[1:]:
                 total += piece

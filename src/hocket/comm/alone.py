@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hocket.comm.communicator import Averager, Communicator, Description
+from hocket.comm.communicator import Averager, Communicator
 from hocket.comm.layout import Layout
+from hocket.transport.gate import Description
 
 
 class _AloneAverager(Averager):

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import torch
 
 from hocket.comm.algorithms import scaled_sum_into
-from hocket.comm.communicator import Averager, Description
+from hocket.comm.communicator import Averager
 from hocket.comm.header import Entry, Header
 from hocket.comm.layout import Bucket, Layout, cut
 from hocket.comm.shared import SharedCommunicator
 from hocket.comm.topology import Topology
 from hocket.comm.traffic import Stopwatch, Traffic
 from hocket.transport.counters import Counters
+from hocket.transport.gate import Description
 from hocket.transport.process_group import ProcessGroup
 
 _LOOK_AT_ALL, _LOOK_EVERY = 16, 16  # exchanges whose times are taken: the first ones, then one in so many

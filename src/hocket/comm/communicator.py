@@ -11,9 +11,8 @@ import torch
 from hocket.comm.layout import Layout, Limits
 from hocket.comm.topology import Topology
 from hocket.comm.traffic import Traffic
+from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup
-
-Description = str | Callable[[], str]
 
 
 class Averager(ABC):

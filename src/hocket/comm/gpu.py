@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from hocket.comm.communicator import Averager, Communicator, Description
+from hocket.comm.communicator import Averager, Communicator
 from hocket.comm.layout import Layout, Limits, bucket_limits
+from hocket.transport.gate import Description
 
 
 def make_averager(communicator: Communicator, layout: Layout, *, private: bool = True) -> Averager:

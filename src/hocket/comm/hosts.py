@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import itertools
 import struct
-import zlib
 from collections.abc import Callable
 
 import torch
 
-from hocket.comm.algorithms import reduce_into
+from hocket.comm.algorithms import NARROW, reduce_into
 from hocket.comm.buckets import Column, FlatAverager, HierarchicalAverager
-from hocket.comm.communicator import Averager, Communicator, Description, describe
+from hocket.comm.communicator import Averager, Communicator, describe
 from hocket.comm.layout import Layout, Limits, bucket_limits, cut
 from hocket.comm.shared import SharedCommunicator
 from hocket.comm.staging import through_cpu
 from hocket.comm.topology import Topology
 from hocket.comm.traffic import Traffic
 from hocket.errors import MismatchError, UsageError
-from hocket.transport.gate import ranks, say
+from hocket.transport.gate import Description, ranks, say, signature
 from hocket.transport.process_group import ProcessGroup
 from hocket.transport.watch import Watch
 
 _MESSAGE = 1024  # bytes
 _HEAD = struct.Struct("<qqq8x")  # signature, payload, length of what comes with it
 _ROOM = _MESSAGE - _HEAD.size
-_NARROW = (torch.bfloat16, torch.float16)
 _GLOO = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8)
 _HAND = "collectives"
 
@@ -75,7 +73,7 @@ class HostsCommunicator(Communicator):
         if tensor.nbytes <= _ROOM:
             parts = [_as(row, flat) for row in self._meet(what, 0, flat)]
             reduce_into(flat, parts, operation)
-        elif tensor.dtype in _GLOO or tensor.dtype in _NARROW:
+        elif tensor.dtype in _GLOO or tensor.dtype in NARROW:
             self._meet(what)
             self._allreduce_large(flat, operation, what)
         else:
@@ -175,7 +173,7 @@ class HostsCommunicator(Communicator):
     def _meet(self, what: str, payload: int = 0, data: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Compare what the ranks came for; everyone's message, which brings small data along."""
         self._watch.enter(_HAND)
-        number = zlib.crc32(what.encode())
+        number = signature(what)
         rows = self._exchange(number, payload, data, what)
         self._compare([int(row[:8].view(torch.int64)) for row in rows], what)
         return rows
@@ -206,7 +204,7 @@ class HostsCommunicator(Communicator):
         )
 
     def _allreduce_large(self, flat: torch.Tensor, operation: str, what: str) -> None:
-        wide = flat.float() if flat.dtype in _NARROW else flat
+        wide = flat.float() if flat.dtype in NARROW else flat
         plain = "sum" if operation == "mean" else operation
         if self._local.size > 1:
             self._local.allreduce(wide, plain)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 
 from hocket.comm.algorithms import average_into, reduce_into
-from hocket.comm.communicator import Averager, Communicator, Description, describe
+from hocket.comm.communicator import Averager, Communicator, describe
 from hocket.comm.layout import Bucket, Layout, Place, cut
 from hocket.comm.staging import through_cpu
 from hocket.transport.area import Area, aligned
-from hocket.transport.gate import signature
+from hocket.transport.gate import Description, signature
 from hocket.transport.shared_memory import SharedMemory
 
 DIRECT_BYTES = 1 << 15  # up to here the direct algorithm is faster for any number of ranks

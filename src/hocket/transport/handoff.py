@@ -13,6 +13,7 @@ import struct
 import time
 
 from hocket.errors import JobError
+from hocket.transport.proof import receive
 
 _PEER = struct.Struct("iII")  # pid, uid, gid of SO_PEERCRED
 _MESSAGE = struct.Struct("!I")
@@ -51,7 +52,7 @@ def accept(server: socket.socket, peers: int, deadline: float) -> dict[int, sock
             connection.close()
             continue
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        (rank,) = _MESSAGE.unpack(_receive_exactly(connection, _MESSAGE.size))
+        (rank,) = _MESSAGE.unpack(receive(connection, _MESSAGE.size))
         found[rank] = connection
     return found
 
@@ -92,13 +93,3 @@ def take(connection: socket.socket) -> int:
 def _peer_uid(connection: socket.socket) -> int:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return int(_PEER.unpack(raw)[1])
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise JobError("a worker closed its connection during start-up: see its output for the reason")
-        data += part
-    return data

@@ -145,4 +145,3 @@ class ProcessGroup:
             return self._under_way[-1]
         except RuntimeError as error:
             raise self._watch.explain(error, "the start of a collective") from error
-
