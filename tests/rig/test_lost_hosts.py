@@ -89,11 +89,11 @@ def test_silent_for_a_while(rig: Rigs, tmp_path: Path) -> None:
         while time.monotonic() - then < 4:
             time.sleep(0.1)
         made.restore("h2")
-        for host in made.hosts:
-            made.set_rate(host, None)
         job.time_of(r"hocket: h2 \(rank 1\) answers again after")
         plain[0].time_of(r"hocket: h2 \(rank 1\) answers again after")
         plain[1].time_of(r"hocket: h1 \(rank 0\) answers again after")
+        for host in made.hosts:
+            made.set_rate(host, None)
         for running in (job, *plain):
             assert running.finish() == 0, running
         results = re.findall(r"done \d \[(.*)\]", f"{job}\n{plain[0]}\n{plain[1]}")
