@@ -6,6 +6,7 @@ The first worker of each host listens and tries; all read in the job's store wha
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from hocket.comm.topology import Topology
@@ -27,13 +28,14 @@ def reach(store: Store, topology: Topology, secret: bytes, interface: str | None
     if topology.local_rank == 0:
         _try_others(store, topology, secret, interface)
     listed = [_read(store, f"listens {number}") for number in numbers]
+    reached = [_read(store, f"reaches {number}") for number in numbers]
+    _wait_for_readers(store, topology)
     for number, there in enumerate(listed):
         if not there["addresses"]:
             raise UsageError(
                 f"{topology.names[number]} has no interface {interface!r} that is up, but "
                 f"{', '.join(there['interfaces'])}: use HOCKET_INTERFACE={interface},NAME"
             )
-    reached = [_read(store, f"reaches {number}") for number in numbers]
     nodes = [
         Node(
             topology.names[number],
@@ -69,6 +71,14 @@ def _try_others(store: Store, topology: Topology, secret: bytes, interface: str 
             store.get(f"reaches {number}")  # until then they may still try this host
     finally:
         listener.close()
+
+
+def _wait_for_readers(store: Store, topology: Topology) -> None:
+    """All must have read what they raise errors about: the store may end with rank 0."""
+    deadline = time.monotonic() + _SECONDS
+    store.add("have read", 1)
+    while topology.rank == 0 and store.add("have read", 0) < topology.size and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _read(store: Store, key: str) -> Any:
