@@ -14,6 +14,7 @@ from hocket.comm import gpu
 from hocket.comm import hosts as comm_hosts
 from hocket.comm.layout import Limits
 from hocket.errors import MismatchError
+from hocket.job.runtime import current
 
 HOSTS = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 1, 1), (2, 2, 1), (2, 3)]
 ADAM: dict[str, Any] = {"optimizer": "Adam", "options": {"lr": 0.01}}
@@ -191,3 +192,29 @@ def differ_and_go_on() -> list[float]:
 def test_after_a_mismatch_one_may_go_on(pool: Pool, hosts: tuple[int, ...]) -> None:
     results = pool.run(sum(hosts), differ_and_go_on, hosts=hosts)
     assert all(result == results[0] for result in results)
+
+
+def sent_early() -> int:
+    """How many buckets of a model whose first layers are frozen are under way before backward is over."""
+    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(6)))
+    model[:3].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    comm_hosts.bucket_limits = lambda _: Limits(64, 512)
+    try:
+        hocket.distribute(model, optimizer)
+        early: list[int] = []
+        for _ in range(3):
+            loss = model(torch.ones(2, 20)).sum()
+            (strategy,) = current().strategies
+            averager = strategy.collector._averager
+            model[3].weight.register_post_accumulate_grad_hook(lambda _, a=averager: early.append(a._next))
+            loss.backward()
+            optimizer.zero_grad()
+    finally:
+        comm_hosts.bucket_limits = gpu.bucket_limits
+    return early[-1]
+
+
+@pytest.mark.parametrize("hosts", [(1, 1), (2, 1)])
+def test_what_is_frozen_holds_up_nobody(pool: Pool, hosts: tuple[int, ...]) -> None:
+    assert min(pool.run(sum(hosts), sent_early, hosts=hosts)) > 3

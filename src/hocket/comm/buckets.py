@@ -71,7 +71,8 @@ class NetworkAverager(Averager):
     def ready(self, bucket: int) -> None:
         self._complete[bucket] = 1
         last = len(self._buckets) - 1
-        while self._next < last and self._complete[self._next]:  # the header of the last one is not known yet
+        # Of the last one the header is not known yet; those that are idle hold up nobody.
+        while self._next < last and (self._complete[self._next] or self._is_idle(self._next)):
             self._offer(self._next)
             self._next += 1
         self.progress()

@@ -52,9 +52,11 @@ class NcclAverager(Averager):
             self._send()
 
     def _send(self) -> None:
-        while len(self._works) < len(self.slots) and self._complete[len(self._works)]:
-            idle = len(self._works) in self.idle
-            self._works.append(None if idle else self._group.start_sum(self.slots[len(self._works)]))
+        while (bucket := len(self._works)) < len(self.slots):
+            idle = bucket in self.idle  # it never becomes complete, and holds up nobody
+            if not (idle or self._complete[bucket]):
+                break
+            self._works.append(None if idle else self._group.start_sum(self.slots[bucket]))
 
     def close(self) -> None:
         self._group.users.discard(self)
