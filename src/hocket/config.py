@@ -68,6 +68,15 @@ SETTINGS = {
             (),
             "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never.",
         ),
+        Setting("servers", "0", (), "How many parameter servers, for the strategies that need them: ps, downpour …"),
+        Setting(
+            "tls",
+            "auto",
+            ("auto", "off"),
+            "Encryption between workers and servers of different hosts; auto is wherever a server can be reached from "
+            "beyond its host.",
+        ),
+        Setting("verbose", "off", ("off", "on"), "Say more: which parameters are on which server, for example."),
         Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),
         Setting("python", "", (), "The interpreter on the other hosts, if it is not at the same path as here."),
         Setting("interface", "", (), "The network interface for the job, or several (eth0,ens3); else it is found."),
@@ -83,6 +92,8 @@ class Config:
     ``local_size`` is 0 where nobody has said how many workers are on this host: they find out.
     ``address`` and ``port`` are those of the job's store (MASTER_ADDR); ``host_name`` is this host as the user wrote
     it, ``host_address`` where the other hosts reach it, and ``secret_fd`` the pipe with the job's 32-byte secret.
+    ``server`` is the number of a server, from 0; a process that has one is no worker. In a job with servers, ``address``
+    and ``port`` are those of server 0.
     """
 
     rank: int = 0
@@ -109,12 +120,16 @@ class Config:
     host_address: str | None = None
     secret_fd: int | None = None
     interface: str | None = None
+    server: int | None = None
+    servers: int = 0
+    tls: str = "auto"
+    verbose: bool = False
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
     """Read the environment as ``hocket run`` or torchrun has set it; alone when nobody has."""
     env = os.environ if environ is None else environ
-    launched = "RANK" in env and "WORLD_SIZE" in env
+    launched = ("RANK" in env or "HOCKET_SERVER" in env) and "WORLD_SIZE" in env
     size = _integer(env, "WORLD_SIZE", 1) if launched else 1
     return Config(
         rank=_integer(env, "RANK", 0) if launched else 0,
@@ -141,6 +156,10 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         host_address=env.get("HOCKET_ADDRESS") if launched else None,
         interface=env.get("HOCKET_INTERFACE") or None,
         secret_fd=_integer(env, "HOCKET_SECRET_FD", -1) if launched and "HOCKET_SECRET_FD" in env else None,
+        server=_integer(env, "HOCKET_SERVER", 0) if launched and "HOCKET_SERVER" in env else None,
+        servers=_counted(env, "servers"),
+        tls=choice("tls", env.get("HOCKET_TLS") or "auto"),
+        verbose=choice("verbose", env.get("HOCKET_VERBOSE") or "off") == "on",
     )
 
 
@@ -161,7 +180,7 @@ LAUNCHERS_OWN = (*FOR_HOSTS, "run-dir")
 """Settings that concern the launcher alone."""
 
 _EXPORTED = ("HOCKET_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
-_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_EVENTS", "HOCKET_SECRET_FD", "HOCKET_HOST_NAME",
+_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_EVENTS", "HOCKET_SERVER", "HOCKET_SECRET_FD", "HOCKET_HOST_NAME",
              "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
 
 
@@ -221,7 +240,7 @@ def seconds(text: str) -> float:
     return value
 
 
-COUNTS = {"checkpoint-every": 1, "checkpoint-keep": 1, "check-replicas": 0}
+COUNTS = {"checkpoint-every": 1, "checkpoint-keep": 1, "check-replicas": 0, "servers": 0}
 """Settings that are whole numbers, and the least that each may be."""
 
 

@@ -74,6 +74,36 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Served:
+    """What a parameter server has done since it started.
+
+    Attributes:
+        server: Its number.
+        host: Where it is.
+        seconds: How long it has been at work.
+        busy: Seconds of these in which it updated parameters or moved them.
+        updates: How often it has updated parameters.
+        received: Bytes; ``sent`` likewise, through shared memory or a network.
+        refused: Connections and messages that it has refused, by reason.
+        workers: What each worker did, by rank as a text: ``pushes``, ``staleness`` (how often it was which, as texts),
+            ``seconds`` between its first and last push, ``waited`` (for others), ``late`` (pushes refused because of the
+            bound), ``lost`` (whether it is).
+    """
+
+    server: int
+    host: str
+    seconds: float
+    busy: float
+    updates: int
+    received: int
+    sent: int
+    refused: dict[str, int]
+    workers: dict[str, dict[str, Any]]
+
+    kind = "served"
+
+
+@dataclass(frozen=True)
 class Facts:
     """What only a worker knows of the run: the strategy that the script chose, the size of the model …"""
 
@@ -111,8 +141,10 @@ class Stage:
     kind = "stage"
 
 
-Record = Progress | Metrics | Traffic | Facts | Happening | Stage
-_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (Progress, Metrics, Traffic, Facts, Happening, Stage)}
+Record = Progress | Metrics | Traffic | Served | Facts | Happening | Stage
+_KINDS: dict[str, type[Record]] = {
+    kind.kind: kind for kind in (Progress, Metrics, Traffic, Served, Facts, Happening, Stage)
+}
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 
 
