@@ -92,8 +92,8 @@ class Config:
     ``local_size`` is 0 where nobody has said how many workers are on this host: they find out.
     ``address`` and ``port`` are those of the job's store (MASTER_ADDR); ``host_name`` is this host as the user wrote
     it, ``host_address`` where the other hosts reach it, and ``secret_fd`` the pipe with the job's 32-byte secret.
-    ``server`` is the number of a server, from 0; a process that has one is no worker. In a job with servers, ``address``
-    and ``port`` are those of server 0.
+    ``server`` is the number of a server, from 0; a process that has one is no worker. In a job with servers,
+    ``address`` and ``port`` are those of server 0.
     """
 
     rank: int = 0
@@ -180,8 +180,8 @@ LAUNCHERS_OWN = (*FOR_HOSTS, "run-dir")
 """Settings that concern the launcher alone."""
 
 _EXPORTED = ("HOCKET_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
-_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_EVENTS", "HOCKET_SERVER", "HOCKET_SECRET_FD", "HOCKET_HOST_NAME",
-             "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
+_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_EVENTS", "HOCKET_SERVER", "HOCKET_SECRET_FD",
+             "HOCKET_HOST_NAME", "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
 
 
 def exported(more: Sequence[str] = ()) -> dict[str, str]:

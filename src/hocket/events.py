@@ -86,8 +86,8 @@ class Served:
         received: Bytes; ``sent`` likewise, through shared memory or a network.
         refused: Connections and messages that it has refused, by reason.
         workers: What each worker did, by rank as a text: ``pushes``, ``staleness`` (how often it was which, as texts),
-            ``seconds`` between its first and last push, ``waited`` (for others), ``late`` (pushes refused because of the
-            bound), ``lost`` (whether it is).
+            ``seconds`` between its first and last push, ``waited`` (for others), ``late`` (pushes refused because of
+            the bound), ``lost`` (whether it is).
     """
 
     server: int
