@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "hocket"
-LAYERS = ["transport", "comm", "strategies", "job", "launch"]  # each may import those before it
+LAYERS = ["transport", "comm", "updates", "server", "strategies", "job", "launch"]  # each may import those before it
 COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"}}
 FOR_EVERYONE = {"__init__", *COMMON}
 CALLER = ROOT / "launch" / "function.py"

@@ -266,7 +266,7 @@ def test_sgd_with_a_closure(pool: Pool) -> None:
 def test_lbfgs(pool: Pool, name: str) -> None:
     check(pool, closures, name, strategies=["mirrored"], tolerance=1e-7)  # it divides by small differences
     for strategy in STRATEGIES[1:]:
-        check_refused(pool, closures, strategy, "cannot divide LBFGS among the workers", name)
+        check_refused(pool, closures, strategy, "cannot divide LBFGS: it evaluates", name)
 
 
 # Mixed precision

@@ -12,8 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from hocket.strategies.collector import Collector
-
-Step = Callable[..., Any]
+from hocket.updates.update import Step
 
 
 class Strategy(ABC):

@@ -20,7 +20,7 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import StrategyError
-from hocket.strategies.base import Step, Strategy, wrap
+from hocket.strategies.base import Strategy, wrap
 from hocket.strategies.collector import Collector, read_payloads
 from hocket.strategies.exchange import (
     CountedByExchange,
@@ -32,14 +32,14 @@ from hocket.strategies.exchange import (
     number_rates,
     say_rates,
 )
-from hocket.strategies.kinds import divides_by_elements
 from hocket.strategies.local_gradient import LocalGradient
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
 from hocket.strategies.shared_parameters import SharedParameters
-from hocket.strategies.slices import SlicedUpdate
-from hocket.strategies.update import Range, Update
-from hocket.strategies.whole_tensors import WholeUpdate
+from hocket.updates.kinds import divides_by_elements
+from hocket.updates.slices import SlicedUpdate
+from hocket.updates.update import Range, Step, Update
+from hocket.updates.whole_tensors import WholeUpdate
 
 
 class CentralTraining(Strategy):
@@ -59,7 +59,7 @@ class CentralTraining(Strategy):
             raise StrategyError(
                 "strategy 'central' needs shared memory, and this job uses Gloo: use --strategy mirrored"
             )
-        by_elements = divides_by_elements(optimizer)
+        by_elements = divides_by_elements(optimizer, "central")
         if members.foreign:
             raise StrategyError(
                 "strategy 'central' cannot share parameters that two optimizers train: give each parameter to one "

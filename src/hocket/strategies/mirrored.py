@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
-from hocket.strategies.base import Step, Strategy, wrap
+from hocket.strategies.base import Strategy, wrap
 from hocket.strategies.exchange import CountedByExchange, GradientExchange, average_loss
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
+from hocket.updates.update import Step
 
 
 class MirroredTraining(CountedByExchange, Strategy):

@@ -18,13 +18,14 @@ _CHALLENGE = 32
 _NAME = struct.Struct("!I")
 
 
-def prove(connection: socket.socket, secret: bytes, name: int) -> int:
+def prove(connection: socket.socket, secret: bytes, name: int, binding: bytes = b"") -> int:
     """Say who this end is, prove it, and have the other end prove it; both ends call it.
 
     Args:
         connection: Just made, with a timeout.
         secret: The job's.
         name: The number of this end.
+        binding: What both ends must see alike of the connection: with TLS, the server's certificate.
 
     Returns:
         The number of the other end.
@@ -36,8 +37,8 @@ def prove(connection: socket.socket, secret: bytes, name: int) -> int:
     connection.sendall(_NAME.pack(name) + mine)
     theirs = receive(connection, _NAME.size + _CHALLENGE)
     (peer,) = _NAME.unpack_from(theirs)
-    connection.sendall(_answer(secret, name, theirs[_NAME.size :]))
-    if not hmac.compare_digest(receive(connection, 32), _answer(secret, peer, mine)):
+    connection.sendall(_answer(secret, name, theirs[_NAME.size :] + binding))
+    if not hmac.compare_digest(receive(connection, 32), _answer(secret, peer, mine + binding)):
         raise JobError("a peer did not know this job's secret: another program has connected to its port")
     if peer == name:
         raise JobError("this process has connected to itself")

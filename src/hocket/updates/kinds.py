@@ -25,8 +25,12 @@ _REFUSED = {
 }
 
 
-def divides_by_elements(optimizer: Optimizer) -> bool:
+def divides_by_elements(optimizer: Optimizer, strategy: str) -> bool:
     """True if ``optimizer`` may work on slices, False if on whole tensors.
+
+    Args:
+        optimizer: Is not changed.
+        strategy: Who asks, for the error.
 
     Raises:
         StrategyError: it can be divided in neither way.
@@ -39,12 +43,12 @@ def divides_by_elements(optimizer: Optimizer) -> bool:
         if name in _BY_TENSORS:
             return False
         if name in _REFUSED:
-            raise StrategyError(_refusal(name, _REFUSED[name]))
+            raise StrategyError(_refusal(strategy, name, _REFUSED[name]))
     if all(_by_elements(optimizer, group) for group in range(len(optimizer.param_groups))):
         return True
     if _by_tensors(optimizer):
         return False
-    raise StrategyError(_refusal(name, "its step on one parameter depends on the other parameters"))
+    raise StrategyError(_refusal(strategy, name, "its step on one parameter depends on the other parameters"))
 
 
 def _by_elements(optimizer: Optimizer, group: int) -> bool:
@@ -103,5 +107,5 @@ def _run(optimizer: Optimizer, starts: _ByGroup, gradients: Sequence[_ByGroup]) 
     return {group: [p.detach() for p in tensors] for group, tensors in parameters.items()}
 
 
-def _refusal(name: str, reason: str) -> str:
-    return f"strategy 'central' cannot divide {name} among the workers: {reason}; use --strategy mirrored"
+def _refusal(strategy: str, name: str, reason: str) -> str:
+    return f"strategy {strategy!r} cannot divide {name}: {reason}; use --strategy mirrored"

@@ -16,10 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from hocket.comm.layout import Layout, align, cut
-from hocket.comm.shared import SharedCommunicator
-from hocket.strategies.base import Step
-from hocket.strategies.members import Members
-from hocket.strategies.update import Range, Update
+from hocket.updates.update import Owners, Range, Step, Trained, Update
 
 _PIECE = 1 << 16  # elements per thread; with gradient and state a few pieces fit into the second-level cache
 _NOTHING = 16  # elements of the piece of a worker whose slice is empty
@@ -61,14 +58,14 @@ class SlicedUpdate(Update):
 
     def __init__(
         self,
-        communicator: SharedCommunicator,
+        owners: Owners,
         optimizer: Optimizer,
-        members: Members,
+        members: Trained,
         layout: Layout,
         parameters: list[torch.Tensor],
         gradients: list[torch.Tensor],
     ) -> None:
-        self._communicator, self._optimizer, self._members, self._layout = communicator, optimizer, members, layout
+        self._owners, self._optimizer, self._members, self._layout = owners, optimizer, members, layout
         self._parameters, self._gradients = parameters, gradients
         self._runs: list[Run] = []
         self._present = b""
@@ -106,6 +103,14 @@ class SlicedUpdate(Update):
                 group["params"] = parameters
         return result
 
+    def read_from(self, gradients: list[torch.Tensor]) -> None:
+        """Take gradients from these flat buffers from now on, one per bucket."""
+        self._gradients = gradients
+        for run in self._runs:
+            for piece in run.pieces:
+                if piece.end:
+                    piece.tensor.grad = gradients[run.bucket][piece.start : piece.end]
+
     def news(self) -> bool:
         return any(self._new_keys(piece) for run in self._runs for piece in run.pieces)
 
@@ -120,7 +125,7 @@ class SlicedUpdate(Update):
                         piece.shared[key] = None
         self._show()
         self._note_shown()
-        self._communicator.barrier("sharing the optimizer's state")
+        self._owners.barrier("sharing the optimizer's state")
 
     def _new_keys(self, piece: Piece) -> list[str]:
         """Those of a piece's state that are not (or no longer) in the shared copy."""
@@ -149,7 +154,7 @@ class SlicedUpdate(Update):
         """The one copy of state ``key`` for all of a bucket: flat, and by parameter; made when first asked for."""
         if (bucket, key) not in self._states:
             indices = [i for i, place in enumerate(self._layout.places) if place.bucket == bucket]
-            flat, views = self._communicator.one_copy(
+            flat, views = self._owners.one_copy(
                 dtype,
                 self._layout.buckets[bucket].count,
                 [self._layout.places[i] for i in indices],
@@ -205,7 +210,7 @@ class SlicedUpdate(Update):
         bucket = self._layout.buckets[run.bucket]
         first = self._layout.places[run.members[0]].start
         last = align(self._layout.places[run.members[-1]].end, bucket.dtype)
-        begin, end = cut(last - first, bucket.dtype, self._communicator.size)[self._communicator.rank]
+        begin, end = cut(last - first, bucket.dtype, self._owners.size)[self._owners.rank]
         fused = self._optimizer.param_groups[run.group].get("fused")
         size = max(end - begin, 1) if fused else _PIECE * torch.get_num_threads()
         pieces = []
@@ -242,9 +247,9 @@ class SlicedUpdate(Update):
             for key, value in values.items():
                 if _is_elementwise(key, value, parameters[i]):
                     _, views = self._full(bucket, key, value.dtype)
-                    if self._communicator.rank == 0 and views[i] is not value:
+                    if self._owners.rank == 0 and views[i] is not value:
                         views[i].copy_(value)
-        self._communicator.barrier("loading the optimizer's state")
+        self._owners.barrier("loading the optimizer's state")
         for i, values in loaded.items():
             if not values:
                 continue

@@ -11,9 +11,7 @@ from torch.optim import Optimizer
 from hocket.comm.layout import Layout, Place, align
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import StrategyError
-from hocket.strategies.base import Step
-from hocket.strategies.members import Members
-from hocket.strategies.update import Range, Update
+from hocket.updates.update import Range, Step, Trained, Update
 
 _Description = tuple[int, str, list[int], str]  # parameter, key, shape, dtype
 
@@ -25,7 +23,7 @@ class WholeUpdate(Update):
         self,
         communicator: SharedCommunicator,
         optimizer: Optimizer,
-        members: Members,
+        members: Trained,
         layout: Layout,
         gradients: list[torch.Tensor],
     ) -> None:

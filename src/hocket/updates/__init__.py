@@ -1,0 +1,1 @@
+"""How one step of an optimizer is divided: by elements, by whole tensors."""
