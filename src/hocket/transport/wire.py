@@ -117,6 +117,11 @@ class Wire:
         """The body of the message that was received last, as bytes."""
         return self._receive(count)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether both ends are on this host, and memory can be shared."""
+        return self.connection.family == socket.AF_UNIX
+
     def close(self) -> None:
         """End the connection; whoever waits at it is woken."""
         try:

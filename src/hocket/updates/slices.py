@@ -74,7 +74,7 @@ class SlicedUpdate(Update):
         self._shown_length = 0
         if not optimizer.state:
             self._note_shown()
-        optimizer.register_state_dict_pre_hook(lambda _: self._show())
+        optimizer.register_state_dict_pre_hook(lambda _: self.show())
         optimizer.register_state_dict_post_hook(_separate_scalars)
 
     def prepare(self, present: bytes) -> list[Range]:
@@ -123,7 +123,7 @@ class SlicedUpdate(Update):
                         self._share(run.bucket, piece, key, value)
                     else:
                         piece.shared[key] = None
-        self._show()
+        self.show()
         self._note_shown()
         self._owners.barrier("sharing the optimizer's state")
 
@@ -163,7 +163,7 @@ class SlicedUpdate(Update):
             self._states[bucket, key] = flat, dict(zip(indices, views, strict=True))
         return self._states[bucket, key]
 
-    def _show(self) -> None:
+    def show(self) -> None:
         """Let ``optimizer.state`` have for every parameter what it would have in a plain script."""
         if self._is_loaded():
             return  # it has, until the next step takes that over
@@ -268,7 +268,7 @@ class SlicedUpdate(Update):
             template.pieces = [Piece(torch.empty(0), 0, 0, dict(loaded[run.members[0]]))]
             run.pieces = self._cut(run, template)
         self._note_shown()
-        self._show()
+        self.show()
 
 
 def _is_elementwise(key: str, value: Any, parameter: torch.Tensor) -> bool:

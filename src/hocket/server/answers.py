@@ -1,0 +1,255 @@
+"""What a server answers to each kind of message, however it came."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from hocket.server import states
+from hocket.server.dense import DenseShard
+from hocket.server.desk import as_bytes
+from hocket.server.rows import RowShard
+from hocket.server.service import Service
+from hocket.server.table import Note, Table
+from hocket.server.terms import Definition, Kind, Push
+from hocket.transport.area import Area
+
+_MOST_NUMBERS = 1 << 30  # bytes
+_LENGTH = struct.Struct("!IQ")  # of a gathered part: rank, bytes
+
+
+class Body(Protocol):
+    """The bytes of a message, to be received when it is clear where to."""
+
+    length: int
+
+    def into(self, parts: list[memoryview]) -> None:
+        """Receive all of it, straight into place; they must be as long together."""
+        ...
+
+    def read(self) -> bytes:
+        """Receive all of it."""
+        ...
+
+    def area(self) -> Area:
+        """The shared memory that comes with the message."""
+        ...
+
+
+class Answer(NamedTuple):
+    """A head, and the bytes that go with it, which stay as they are until the worker's next message."""
+
+    head: dict[str, Any]
+    parts: list[memoryview] = []
+
+
+class Answers:
+    """Answers one worker.
+
+    Args:
+        service: The server.
+        rank: Of the worker.
+        note: Is told when it has to wait long.
+    """
+
+    def __init__(self, service: Service, rank: int, note: Note) -> None:
+        self._service, self._rank, self._note = service, rank, note
+        self._known: dict[int, Callable[[dict[str, Any], Body], Answer]] = {
+            Kind.GATHER: self._gather,
+            Kind.DEFINE: self._define,
+            Kind.ASSIGN: self._assign,
+            Kind.PUSH: self._push,
+            Kind.PULL: self._pull,
+            Kind.PULL_ROWS: self._pull_rows,
+            Kind.STATE: self._state,
+            Kind.LOAD: self._load,
+            Kind.LEAVE: self._leave,
+            Kind.ENTER: self._enter,
+            Kind.NEXT: self._next,
+            Kind.QUEUE: self._queue,
+            Kind.RESTORE: self._restore,
+            Kind.VERSION: self._version,
+        }
+
+    def answer(self, kind: int, head: dict[str, Any], body: Body) -> Answer:
+        """The answer to a message; blocks while its worker has to wait.
+
+        Raises:
+            KeyError, TypeError, ValueError: the message makes no sense.
+            HocketError: for the worker to raise.
+        """
+        return self._known[kind](head, body)
+
+    def _gather(self, head: dict[str, Any], body: Body) -> Answer:
+        meetings = self._service.meetings
+        found = meetings.gather(self._rank, int(head["number"]), str(head["what"]), body.read(), self._note)
+        joined = b"".join(_LENGTH.pack(rank, len(data)) + data for rank, data in found.items())
+        return Answer({}, [memoryview(joined)])
+
+    def _define(self, head: dict[str, Any], body: Body) -> Answer:
+        area = body.area() if head["shared"] else None
+        self._service.define(self._rank, Definition.from_data(head["definition"]), area)
+        return Answer({})
+
+    def _assign(self, head: dict[str, Any], body: Body) -> Answer:
+        """The worker's values become those of the server; its other copies are stale until they pull."""
+        table = self._table(head)
+        shard = table.shard
+        if isinstance(shard, RowShard):
+            values = torch.empty(int(head["rows"]), shard.width, dtype=shard.table.dtype)
+            _receive(body, [values.view(-1)])
+            first = int(head["first"]) - shard.first
+            if first < 0 or first + values.shape[0] > shard.count:
+                raise ValueError("rows that are not here")
+            table.change(lambda: _copy([shard.table[first : first + values.shape[0]]], [values]))
+            return Answer({})
+        assert isinstance(shard, DenseShard)
+        desk, flats = self._service.desk(head["table"], self._rank), shard.flats
+        if not desk.is_shared:
+            self._receive(body, desk.parameters)
+        table.change(lambda: _copy(flats, desk.parameters))
+        return Answer({})
+
+    def _push(self, head: dict[str, Any], body: Body) -> Answer:
+        table, service = self._table(head), self._service
+        push = Push(
+            epoch=int(head["epoch"]),
+            weight=float(head["weight"]),
+            present=bytes.fromhex(head["present"]) if head["present"] is not None else None,
+            groups=head["groups"],
+            batches=tuple((int(queue), int(number)) for queue, number in head["batches"]),
+        )
+        shard = table.shard
+        if isinstance(shard, RowShard):
+            gradient = self._receive_rows(shard, head, body)
+            accepted = table.push(self._rank, push, gradient, self._note, lambda: None)
+            parts: list[memoryview] = []
+        else:
+            assert isinstance(shard, DenseShard)
+            desk, flats = service.desk(head["table"], self._rank), shard.flats
+            if push.present is not None and len(push.present) != len(shard.definition.slices):
+                raise ValueError("a byte for every slice is needed")
+            if not desk.is_shared and push.weight > 0:
+                self._receive(body, desk.gradients)
+            elif desk.is_shared:
+                service.received += sum(each.nbytes for each in desk.gradients)
+            wanted = bool(head["pull"])
+            copy = (lambda: _copy(desk.parameters, flats)) if wanted else (lambda: None)
+            accepted = table.push(self._rank, push, desk.gradients, self._note, copy)
+            parts = as_bytes(desk.parameters) if wanted and not desk.is_shared else []
+            service.sent += sum(each.nbytes for each in desk.parameters) if wanted else 0
+        for queue, number in push.batches:
+            known = service.queue(queue)
+            (known.finish if accepted else known.give_back)(self._rank, (number,))
+        return Answer({"accepted": accepted, "version": table.version}, parts)
+
+    def _pull(self, head: dict[str, Any], _: Body) -> Answer:
+        table = self._table(head)
+        shard = table.shard
+        assert isinstance(shard, DenseShard)
+        desk, flats = self._service.desk(head["table"], self._rank), shard.flats
+        table.pull(self._rank, lambda: _copy(desk.parameters, flats))
+        self._service.sent += sum(each.nbytes for each in flats)
+        return Answer({"version": table.version}, [] if desk.is_shared else as_bytes(desk.parameters))
+
+    def _pull_rows(self, head: dict[str, Any], body: Body) -> Answer:
+        table = self._table(head)
+        shard = table.shard
+        assert isinstance(shard, RowShard)
+        if head["first"] is not None:
+            first = int(head["first"]) - shard.first
+            found = shard.table[first : first + int(head["rows"])].clone()
+        else:
+            if body.length > _MOST_NUMBERS:
+                raise ValueError(f"{body.length} bytes of row numbers")
+            numbers = torch.empty(body.length // 8, dtype=torch.int64)
+            _receive(body, [numbers])
+            values: list[torch.Tensor] = []
+            table.pull(self._rank, lambda: values.append(shard.rows(numbers)))
+            found = values[0]
+        self._service.sent += found.nbytes
+        return Answer({}, as_bytes([found.view(-1)]))
+
+    def _state(self, head: dict[str, Any], _: Body) -> Answer:
+        found: list[states.Packed] = []
+        table = self._table(head)
+        table.change(lambda: found.append(states.pack(table.shard.state())))
+        return Answer({"described": found[0].described}, as_bytes(found[0].tensors))
+
+    def _load(self, head: dict[str, Any], body: Body) -> Answer:
+        table = self._table(head)
+        packed = states.allocate(head["described"])
+        _receive(body, packed.tensors)
+        table.change(lambda: table.shard.load_state(states.unpack(packed)))
+        return Answer({})
+
+    def _leave(self, head: dict[str, Any], _: Body) -> Answer:
+        for table in list(self._service.tables.values()):
+            table.leave(self._rank, int(head["epoch"]))
+        return Answer({})
+
+    def _enter(self, head: dict[str, Any], _: Body) -> Answer:
+        for table in list(self._service.tables.values()):
+            table.enter(self._rank, int(head["epoch"]))
+        return Answer({})
+
+    def _next(self, head: dict[str, Any], _: Body) -> Answer:
+        queue, epoch = self._service.queue(int(head["queue"])), int(head["epoch"])
+        queue.finish(self._rank, tuple(int(number) for number in head["done"]))
+        if head["end"] is not None:
+            queue.end(epoch, int(head["end"]))
+        total = None if head["total"] is None else int(head["total"])
+        return Answer({"batch": queue.take(self._rank, epoch, total, wait=bool(head["wait"]))})
+
+    def _queue(self, head: dict[str, Any], _: Body) -> Answer:
+        return Answer({"state": self._service.queue(int(head["queue"])).state()})
+
+    def _restore(self, head: dict[str, Any], _: Body) -> Answer:
+        self._service.queue(int(head["queue"])).restore(head["state"])
+        return Answer({})
+
+    def _version(self, head: dict[str, Any], _: Body) -> Answer:
+        self._table(head).await_version(int(head["version"]), self._note)
+        return Answer({})
+
+    def _table(self, head: dict[str, Any]) -> Table:
+        return self._service.tables[int(head["table"])]
+
+    def _receive_rows(self, shard: RowShard, head: dict[str, Any], body: Body) -> list[torch.Tensor]:
+        count = int(head["rows"])
+        if count < 0 or count * (8 + shard.width * shard.table.element_size()) != body.length:
+            raise ValueError(f"{body.length} bytes for {count} rows")
+        numbers = torch.empty(count, dtype=torch.int64)
+        values = torch.empty(count, shard.width, dtype=shard.table.dtype)
+        self._receive(body, [numbers, values.view(-1)])
+        return [numbers, values]
+
+    def _receive(self, body: Body, tensors: list[torch.Tensor]) -> None:
+        _receive(body, tensors)
+        self._service.received += body.length
+
+
+def split(data: bytes) -> dict[int, bytes]:
+    """What a gathering has brought together, by rank."""
+    found, at = {}, 0
+    while at < len(data):
+        rank, length = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        found[rank] = data[at : at + length]
+        at += length
+    return found
+
+
+def _receive(body: Body, tensors: list[torch.Tensor]) -> None:
+    parts = as_bytes(tensors)
+    if sum(part.nbytes for part in parts) != body.length:
+        raise ValueError(f"{body.length} bytes, and {sum(part.nbytes for part in parts)} are expected")
+    body.into(parts)
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

@@ -1,0 +1,107 @@
+"""The shared queue of an epoch's batches: who is ready takes the next, and what a lost worker held is dealt again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.server.table import Condition
+
+
+@dataclass
+class _Epoch:
+    number: int = 0
+    next: int = 0
+    total: int | None = None  # None: until somebody finds the end
+    held: dict[int, int] = field(default_factory=dict)  # batch, and the rank that has it
+    again: list[int] = field(default_factory=list)  # to be dealt again
+
+
+class Batches:
+    """Numbers of batches, in the order that all workers know."""
+
+    def __init__(self, condition: Condition) -> None:
+        self._condition = condition
+        self._now = _Epoch()
+
+    def take(self, rank: int, epoch: int, total: int | None, *, wait: bool) -> int | str:
+        """The next batch of ``epoch`` for a worker.
+
+        Args:
+            rank: Of the worker.
+            epoch: That it is in; the first to come begins it.
+            total: How many batches the epoch has, if that is known.
+            wait: Whether to block while others still hold batches that may come back.
+
+        Returns:
+            A number, ``"over"`` when all batches are done, or ``"held"`` when others still hold some.
+        """
+        with self._condition:
+            if epoch > self._now.number:
+                self._now = _Epoch(epoch)
+            if epoch == self._now.number and self._now.total is None:
+                self._now.total = total
+            while True:
+                now = self._now
+                if epoch < now.number:
+                    return "over"
+                if now.again:
+                    number = now.again.pop(0)
+                elif now.total is None or now.next < now.total:
+                    number, now.next = now.next, now.next + 1
+                elif any(holder != rank for holder in now.held.values()):
+                    if not wait:
+                        return "held"
+                    self._condition.wait(1.0)
+                    continue
+                else:
+                    return "over"
+                now.held[number] = rank
+                return number
+
+    def end(self, epoch: int, total: int) -> None:
+        """There are only so many batches."""
+        with self._condition:
+            if epoch == self._now.number:
+                self._now.total = min(total, self._now.total if self._now.total is not None else total)
+                self._now.held = {number: rank for number, rank in self._now.held.items() if number < total}
+                self._now.again = [number for number in self._now.again if number < total]
+                self._condition.notify_all()
+
+    def finish(self, rank: int, numbers: tuple[int, ...]) -> None:
+        """Batches that a worker held are done."""
+        with self._condition:
+            for number in numbers:
+                if self._now.held.get(number) == rank:
+                    del self._now.held[number]
+            self._condition.notify_all()
+
+    def give_back(self, rank: int, numbers: tuple[int, ...]) -> None:
+        """Batches that a worker held did not count, and are dealt again."""
+        with self._condition:
+            for number in numbers:
+                if self._now.held.get(number) == rank:
+                    del self._now.held[number]
+                    self._now.again.append(number)
+            self._condition.notify_all()
+
+    def lose(self, rank: int) -> list[int]:
+        """A worker has died; the batches that it held, which others get now."""
+        with self._condition:
+            lost = sorted(number for number, holder in self._now.held.items() if holder == rank)
+            for number in lost:
+                del self._now.held[number]
+            self._now.again = sorted(self._now.again + lost)
+            self._condition.notify_all()
+            return lost
+
+    def state(self) -> dict[str, Any]:
+        """Which batches of which epoch are not done, as plain data."""
+        with self._condition:
+            now = self._now
+            return {"epoch": now.number, "next": now.next, "again": sorted([*now.again, *now.held])}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state`` gave; nobody holds anything."""
+        with self._condition:
+            self._now = _Epoch(int(state["epoch"]), int(state["next"]), None, {}, [int(n) for n in state["again"]])

@@ -1,0 +1,97 @@
+"""Collectives among the workers that are alive: each gives some bytes, and gets those of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hocket.errors import DeadlineExceeded, MismatchError
+from hocket.server.table import Condition, Note
+
+_NOTE = 30.0
+
+
+@dataclass
+class _Meeting:
+    """The n-th one that everyone comes to."""
+
+    what: str = ""
+    first: int = 0
+    given: dict[int, bytes] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)  # who has taken the result
+    result: dict[int, bytes] | None = None
+    error: str = ""
+
+
+class Meetings:
+    """Held one after the other; whoever dies is not waited for.
+
+    Args:
+        condition: Guards everything here.
+        workers: How many there are.
+        timeout: Seconds that one may wait for others.
+        clock: Tells the time.
+    """
+
+    def __init__(
+        self, condition: Condition, workers: int, timeout: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._condition, self._timeout, self._clock = condition, timeout, clock
+        self._live = set(range(workers))
+        self._meetings: dict[int, _Meeting] = {}
+
+    def gather(self, rank: int, number: int, what: str, data: bytes, note: Note) -> dict[int, bytes]:
+        """What all live workers give to meeting ``number``, by rank; blocks until all are there.
+
+        Raises:
+            MismatchError: another worker has come to do something else.
+            DeadlineExceeded: one is alive but did not come.
+        """
+        with self._condition:
+            self._live.add(rank)
+            meeting = self._meetings.setdefault(number, _Meeting(what, rank))
+            if what != meeting.what and not meeting.error:
+                meeting.error = (
+                    f"the workers do not do the same: rank {meeting.first} is in {meeting.what}, rank {rank} in "
+                    f"{what}; call collectives on all ranks in the same order"
+                )
+            meeting.given[rank] = data
+            self._close(meeting)
+            self._wait(meeting, note)
+            meeting.left.add(rank)
+            if meeting.left >= set(meeting.given) & self._live:
+                self._meetings.pop(number, None)
+            if meeting.error:
+                raise MismatchError(meeting.error)
+            assert meeting.result is not None
+            return meeting.result
+
+    def lose(self, rank: int) -> None:
+        """A worker has died, or said goodbye."""
+        with self._condition:
+            self._live.discard(rank)
+            for meeting in self._meetings.values():
+                self._close(meeting)
+            self._condition.notify_all()
+
+    def _close(self, meeting: _Meeting) -> None:
+        if meeting.result is None and (meeting.error or self._live <= set(meeting.given)):
+            meeting.result = dict(sorted(meeting.given.items()))
+            self._condition.notify_all()
+
+    def _wait(self, meeting: _Meeting, note: Note) -> None:
+        begin, told = self._clock(), 0.0
+        while meeting.result is None:
+            waited = self._clock() - begin
+            missing = sorted(self._live - set(meeting.given))
+            if waited >= self._timeout:
+                raise DeadlineExceeded(
+                    f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not come to "
+                    f"{meeting.what} within {self._timeout:g} s: see their output, or give them more time with "
+                    "--timeout"
+                )
+            if waited - told >= _NOTE:
+                told = waited
+                note(missing, waited)
+            self._condition.wait(max(min(self._timeout, told + _NOTE) - waited, 0.001))

@@ -1,0 +1,100 @@
+"""The contract of a shard: parameters that one server owns, and the update rule that changes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from hocket.server import rule
+from hocket.server.terms import Definition
+
+Gradient = list[torch.Tensor]
+"""Of a dense shard: flat, one tensor per range. Of a table of rows: the numbers of rows, and their gradients."""
+
+
+class Contribution(NamedTuple):
+    """A worker's gradient on its way into an update."""
+
+    rank: int
+    gradient: Gradient
+    weight: float
+    present: bytes | None
+    staleness: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One entry of an optimizer's state for (a part of) a parameter.
+
+    Attributes:
+        index: Of the parameter.
+        start: Of the part: in the workers' bucket, or the first row.
+        key: The optimizer's name for it.
+        value: A tensor, or plain data.
+    """
+
+    index: int
+    start: int
+    key: str
+    value: Any
+
+
+class Shard(ABC):
+    """Parameters and their optimizer."""
+
+    optimizer: Optimizer
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self._told: list[dict[str, Any]] | None = None
+
+    def set_groups(self, groups: list[dict[str, Any]] | None) -> None:
+        """Take over what a worker says of learning rates and the like."""
+        if groups is not None and groups != self._told:
+            rule.set_groups(self.optimizer, groups)
+            self._told = groups
+
+    @abstractmethod
+    def combine(self, contributions: Sequence[Contribution]) -> tuple[Gradient, bytes | None]:
+        """The weighted mean of several gradients, and which parameters have one."""
+
+    @abstractmethod
+    def scale(self, gradient: Gradient, factor: float) -> Gradient:
+        """A gradient times a number; it may be changed in place."""
+
+    @abstractmethod
+    def square(self, gradient: Gradient) -> float:
+        """The sum of its squares."""
+
+    @abstractmethod
+    def apply(self, gradient: Gradient, present: bytes | None) -> None:
+        """One step of the optimizer."""
+
+    @abstractmethod
+    def state(self) -> list[Stored]:
+        """The optimizer's state; tensors are its own, and not copies."""
+
+    @abstractmethod
+    def load_state(self, stored: Sequence[Stored]) -> None:
+        """Go on with this state instead."""
+
+    @contextmanager
+    def rate_divided(self, divisor: float) -> Iterator[None]:
+        """Learning rates are so much smaller inside."""
+        if divisor == 1:
+            yield
+            return
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["lr"] / divisor
+        try:
+            yield
+        finally:
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate

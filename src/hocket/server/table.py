@@ -1,0 +1,235 @@
+"""A table at work: pushes are judged, collected and applied, and their workers are held back as its terms say."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hocket.errors import DeadlineExceeded
+from hocket.server.pace import Pace
+from hocket.server.shard import Contribution, Gradient, Shard
+from hocket.server.terms import Push
+
+_NOTE = 30.0  # seconds between two lines about who is waited for
+
+
+class Condition(Protocol):
+    """What ``threading.Condition`` has; a simulation has its own."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def notify_all(self) -> None: ...
+
+
+class Note(Protocol):
+    """Is told now and then for whom a worker has been waiting, and for how long."""
+
+    def __call__(self, ranks: list[int], seconds: float) -> None: ...
+
+
+@dataclass
+class Tally:
+    """What one worker has done here."""
+
+    pushes: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    waited: float = 0.0
+    late: int = 0
+    first: float = 0.0
+    last: float = 0.0
+
+
+@dataclass
+class _Group:
+    """Gradients that are collected for one update."""
+
+    contributions: list[Contribution] = field(default_factory=list)
+    is_done: bool = False
+
+
+class Table:
+    """One server's part of a table.
+
+    Args:
+        shard: Its parameters and their optimizer.
+        condition: Guards everything here; waiting workers sleep in it.
+        timeout: Seconds that a worker may wait for others.
+        clock: Tells the time.
+        total: Adds up a number over all servers that hold a part of this table, for the update with a given number;
+            blocks until all have told theirs.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        condition: Condition,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        total: Callable[[int, float], float] = lambda _, number: number,
+    ) -> None:
+        definition = shard.definition
+        self.shard, self.terms = shard, definition.terms
+        self.pace = Pace(definition.workers, definition.terms)
+        self.tallies = {rank: Tally() for rank in range(definition.workers)}
+        self.busy = 0.0
+        self._condition, self._timeout, self._clock, self._total = condition, timeout, clock, total
+        self._size = max(1, definition.workers // max(1, definition.terms.groups))
+        self._group = _Group()
+        self._rounds = self._epoch = 0
+
+    @property
+    def version(self) -> int:
+        """How many updates there have been."""
+        return self.pace.version
+
+    def push(self, rank: int, push: Push, gradient: Gradient, note: Note, pull: Callable[[], None]) -> bool:
+        """Take a gradient, wait until the worker may go on, and have it get the parameters.
+
+        Args:
+            rank: Of the worker.
+            push: What it says of its gradient.
+            gradient: Is read until this returns.
+            note: Is told when it takes long.
+            pull: Copies the parameters; called while nobody changes them.
+
+        Returns:
+            False if the push came too late for the bound, and was not applied.
+
+        Raises:
+            DeadlineExceeded: another worker is alive but was not here in time.
+        """
+        with self._condition:
+            tally, now = self.tallies[rank], self._clock()
+            staleness = self.pace.arrive(rank, push.epoch)
+            tally.first, tally.last = tally.first or now, now
+            if staleness is None:
+                tally.late += 1
+                self._condition.notify_all()
+            else:
+                tally.pushes += 1
+                tally.staleness[staleness] += 1
+                given = Contribution(rank, gradient, push.weight, push.present, staleness)
+                if self.terms.is_collected:
+                    self._collect(rank, push, given, note)
+                else:
+                    self._apply([given], push)
+                    self._condition.notify_all()  # the slowest may be another one now
+                    self._wait(rank, lambda: self.pace.missing(rank), note)
+            self.pace.pull(rank)
+            self._work(pull)
+        return staleness is not None
+
+    def pull(self, rank: int, copy: Callable[[], None]) -> None:
+        """Have a worker get the parameters as they are; ``copy`` is called while nobody changes them."""
+        with self._condition:
+            self.pace.pull(rank)
+            self._work(copy)
+
+    def change(self, work: Callable[[], None]) -> None:
+        """Call ``work`` while nobody else sees the parameters or their optimizer."""
+        with self._condition:
+            work()
+
+    def lose(self, rank: int) -> None:
+        """A worker has died, or said goodbye."""
+        with self._condition:
+            self.pace.lose(rank)
+            self._complete()
+            self._condition.notify_all()
+
+    def leave(self, rank: int, epoch: int) -> None:
+        """A worker has no more batches of an epoch, so that nobody is to wait for it."""
+        with self._condition:
+            self.pace.leave(rank, epoch)
+            self._complete()
+            self._condition.notify_all()
+
+    def enter(self, rank: int, epoch: int) -> None:
+        """It has got one after all."""
+        with self._condition:
+            self.pace.enter(rank, epoch)
+
+    def await_version(self, version: int, note: Note) -> None:
+        """Wait until there have been so many updates, or nobody is left who could make them."""
+        with self._condition:
+            self._wait(None, lambda: self.pace.live if self.version < version else [], note)
+
+    def _collect(self, rank: int, push: Push, given: Contribution, note: Note) -> None:
+        group = self._group
+        group.contributions.append(given)
+        self._epoch = push.epoch
+        self.shard.set_groups(push.groups)
+        self._complete()
+        self._wait(rank, lambda: [] if group.is_done else self._outstanding(), note)
+
+    def _outstanding(self) -> list[int]:
+        waiting = {each.rank for each in self._group.contributions}
+        return self.pace.outstanding(self._epoch, waiting)
+
+    def _complete(self) -> None:
+        """Apply what was collected, if that is enough, or nothing more can come before those who wait go on."""
+        group = self._group
+        if not group.contributions:
+            return
+        if len(group.contributions) < self._size and self._outstanding():
+            return
+        self._group = _Group()
+        group.is_done = True
+        self._apply(group.contributions, None)
+        self._condition.notify_all()
+
+    def _apply(self, contributions: Sequence[Contribution], push: Push | None) -> None:
+        self._rounds += 1
+        if push is not None:
+            self.shard.set_groups(push.groups)
+        counted = [each for each in contributions if each.weight > 0]
+        if counted:
+            begin = self._clock()
+            gradient, present = self.shard.combine(counted)
+            if self.terms.clip is not None and self.terms.is_collected:
+                norm = self._total(self._rounds, self.shard.square(gradient)) ** 0.5
+                if norm + 1e-6 > self.terms.clip:
+                    gradient = self.shard.scale(gradient, self.terms.clip / (norm + 1e-6))
+            mean = sum(each.staleness for each in counted) / len(counted)
+            with self.shard.rate_divided(max(1.0, mean) if self.terms.aware else 1.0):
+                self.shard.apply(gradient, present)
+            self.busy += self._clock() - begin
+            self.pace.version += 1
+        elif self.terms.clip is not None and self.terms.is_collected:
+            self._total(self._rounds, 0.0)  # the other servers ask for it
+
+    def _wait(self, rank: int | None, missing: Callable[[], list[int]], note: Note) -> None:
+        begin, told = self._clock(), 0.0
+        while ranks := missing():
+            waited = self._clock() - begin
+            if self.terms.patience is not None and waited >= self.terms.patience:
+                for each in ranks:
+                    self.pace.excuse(each)
+                self._complete()
+                self._condition.notify_all()
+                continue
+            if waited >= self._timeout:
+                raise DeadlineExceeded(
+                    f"{_write(ranks)} did not push a gradient within {self._timeout:g} s: see their output, or give "
+                    "them more time with --timeout"
+                )
+            if waited - told >= _NOTE:
+                told = waited
+                note(ranks, waited)
+            left = min(self._timeout, self.terms.patience or self._timeout, told + _NOTE) - waited
+            self._condition.wait(max(left, 0.001))
+        if rank is not None:
+            self.tallies[rank].waited += self._clock() - begin
+
+    def _work(self, copy: Callable[[], None]) -> None:
+        begin = self._clock()
+        copy()
+        self.busy += self._clock() - begin
+
+
+def _write(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,171 @@
+"""What workers and servers agree on: what a table of parameters is, and how its updates are paced. Plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+
+class Kind(IntEnum):
+    """What a message is about."""
+
+    JOIN = 1
+    GATHER = 2
+    DEFINE = 3
+    ASSIGN = 4
+    PUSH = 5
+    PULL = 6
+    PULL_ROWS = 7
+    STATE = 8
+    LOAD = 9
+    LEAVE = 10
+    ENTER = 11
+    NEXT = 12
+    QUEUE = 13
+    RESTORE = 14
+    VERSION = 15
+    NORM = 16
+    BYE = 17
+    REPLY = 32
+    NOTE = 33
+    ERROR = 34
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the updates of a table are paced.
+
+    Attributes:
+        staleness: How many clocks a worker may be ahead of the slowest; None is without bound.
+        groups: Updates for as many gradients as there are workers: a server collects workers / groups gradients
+            for each (softsync). 0 is an update for every push.
+        aware: Whether the rate is divided by the measured staleness.
+        clip: The largest norm of an averaged gradient, over all servers; None is any.
+        patience: Seconds after which a worker that holds back others is waited for no longer, until it comes.
+    """
+
+    staleness: int | None = 0
+    groups: int = 1
+    aware: bool = False
+    clip: float | None = None
+    patience: float | None = None
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether gradients are collected before an update, rather than applied on arrival."""
+        return self.groups > 0
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements ``start`` to ``end`` of a worker's flat bucket, which are (a part of) one parameter.
+
+    Attributes:
+        index: Of the parameter.
+        bucket: Of the worker's layout.
+        start: At the beginning of a cache line.
+        end: Where the parameter, or this part of it, ends.
+        group: Of the optimizer, or -1 if it has none.
+        shape: Of the whole parameter, for an optimizer that needs it; then the slice is all of it.
+        stride: Likewise.
+    """
+
+    index: int
+    bucket: int
+    start: int
+    end: int
+    group: int
+    shape: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The part of a large table of which only rows travel: rows ``first`` to ``last`` (excluded)."""
+
+    first: int
+    last: int
+    width: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One server's part of a table.
+
+    Attributes:
+        number: Of the table.
+        workers: How many use it.
+        terms: How its updates are paced.
+        rule: The optimizer (see ``rule.describe``).
+        buckets: Type and number of elements of each flat buffer of a worker.
+        slices: What is on this server, in the order of the flat buffers.
+        rows: For a table of rows; there are no slices then.
+    """
+
+    number: int
+    workers: int
+    terms: Terms
+    rule: dict[str, Any]
+    buckets: tuple[tuple[str, int], ...] = ()
+    slices: tuple[Slice, ...] = ()
+    rows: Rows | None = None
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Definition:
+        """What ``as_data`` gave; a KeyError, TypeError or ValueError if it is nothing of the kind."""
+        return cls(
+            number=int(data["number"]),
+            workers=int(data["workers"]),
+            terms=Terms(**data["terms"]),
+            rule=dict(data["rule"]),
+            buckets=tuple((str(dtype), int(count)) for dtype, count in data["buckets"]),
+            slices=tuple(_slice(each) for each in data["slices"]),
+            rows=Rows(**data["rows"]) if data["rows"] is not None else None,
+        )
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Bucket, start and end of what is on this server: one piece of each bucket at most, whole cache lines."""
+        found: dict[int, tuple[int, int]] = {}
+        for each in self.slices:
+            start, end = found.get(each.bucket, (each.start, each.end))
+            found[each.bucket] = min(start, each.start), max(end, each.end)
+        return [(bucket, start, end) for bucket, (start, end) in found.items()]
+
+
+def _slice(data: dict[str, Any]) -> Slice:
+    shape, stride = data["shape"], data["stride"]
+    numbers = {name: int(data[name]) for name in ("index", "bucket", "start", "end", "group")}
+    if not 0 <= numbers["start"] <= numbers["end"]:
+        raise ValueError(f"a slice from {numbers['start']} to {numbers['end']}")
+    return Slice(**numbers, shape=tuple(shape) if shape else None, stride=tuple(stride) if stride else None)
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a worker says of a gradient that it pushes.
+
+    Attributes:
+        epoch: In which it is; the bound holds within one.
+        weight: How much it counts in an average: the number of its samples, for example. 0: there is nothing in it.
+        present: One byte per slice: whether that parameter has a gradient; None if all have.
+        groups: Learning rates and other values of the optimizer's groups; None if they are as before.
+        batches: Of the shared queues, that are done with it: queue and number of each.
+    """
+
+    epoch: int = 0
+    weight: float = 1.0
+    present: bytes | None = None
+    groups: list[dict[str, Any]] | None = None
+    batches: tuple[tuple[int, int], ...] = ()

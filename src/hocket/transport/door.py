@@ -1,0 +1,210 @@
+"""Where workers come in to a server: only who proves the job's secret is heard, and no crowd is in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from hocket.errors import JobError
+from hocket.transport import tls
+from hocket.transport.proof import prove
+from hocket.transport.wire import Wire
+
+_PROOF = 5.0  # seconds that a stranger has
+_STRANGERS = 128  # at once; when there are more, the one that has been here longest has to go
+_RETRY = 0.02
+_SILENCE = 10_000  # milliseconds of unanswered bytes after which a connection is given up
+_PEER = struct.Struct("iII")  # pid, uid, gid of SO_PEERCRED
+_BUFFER = 4 << 20
+
+LetIn = Callable[[Wire, int], None]
+"""Talks with a peer that has proved who it is (by its number), until the end of the connection."""
+
+
+class Door:
+    """Listens in a thread, and has one for each peer.
+
+    Args:
+        listener: A listening socket; closed with this.
+        secret: The job's.
+        name: The number of this end in proofs.
+        let_in: Talks with each peer, in a thread of its own.
+        refuse: Is told why somebody was turned away, in a few words that are always the same.
+        context: For TLS, and ``binding`` what stands for its certificate.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        name: int,
+        let_in: LetIn,
+        refuse: Callable[[str], None],
+        context: ssl.SSLContext | None = None,
+        binding: bytes = b"",
+    ) -> None:
+        self._listener, self._secret, self._name = listener, secret, name
+        self._let_in, self._refuse, self._context, self._binding = let_in, refuse, context, binding
+        self._strangers: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="hocket-door")
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """On which it listens."""
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for connection in self._strangers:
+                _hang_up(connection)
+
+    def _listen(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if not self._is_closed:
+                    time.sleep(_RETRY)  # no descriptors left, perhaps
+                continue
+            connection.settimeout(_PROOF)
+            with self._lock:
+                if len(self._strangers) >= _STRANGERS:
+                    _hang_up(next(iter(self._strangers)))
+                    self._strangers.pop(next(iter(self._strangers)))
+                self._strangers[connection] = None
+            threading.Thread(target=self._meet, args=(connection,), daemon=True, name="hocket-peer").start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        plain = connection
+        try:
+            if connection.family == socket.AF_UNIX and _uid(connection) != os.geteuid():
+                raise JobError("another user")
+            if self._context is not None:
+                connection = tls.wrap_server(connection, self._context)
+            peer = prove(connection, self._secret, self._name, self._binding)
+        except (JobError, OSError, ValueError):
+            self._refuse("without the job's secret")
+            self._forget(plain)
+            connection.close()
+            return
+        self._forget(plain)
+        prepare(connection)
+        wire = Wire(connection)
+        try:
+            self._let_in(wire, peer)
+        finally:
+            wire.close()
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._strangers.pop(connection, None)
+
+
+def listen_here(name: str) -> socket.socket:
+    """A socket for this host alone: it has no file, and goes with its process."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+    except OSError as error:
+        listener.close()
+        raise JobError(
+            f"the socket {name} is already taken ({error.strerror}): is another such server alive?"
+        ) from error
+    listener.listen(1024)
+    return listener
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A TCP socket; port 0 is any that is free."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=1024)
+    except OSError as error:
+        raise JobError(f"a server cannot listen on {address}:{port} ({error.strerror})") from error
+
+
+def knock_here(name: str, secret: bytes, number: int, deadline: float) -> Wire:
+    """Connect to a server on this host, as peer ``number``; tries until the monotonic time ``deadline``."""
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(f"\0{name}")
+            if _uid(connection) != os.geteuid():
+                raise JobError(f"the socket {name} of this job belongs to another user; run the job again")
+            return _introduce(connection, secret, number, b"", deadline)
+        except (ConnectionError, BlockingIOError) as error:
+            connection.close()
+            if time.monotonic() > deadline:
+                raise JobError(f"no server answers on this host ({error}): see its output for the reason") from None
+            time.sleep(_RETRY)
+
+
+def knock(address: str, port: int, secret: bytes, number: int, deadline: float, *, encrypted: bool) -> Wire:
+    """Connect to a server over TCP, as peer ``number``; tries until the monotonic time ``deadline``."""
+    while True:
+        try:
+            connection = socket.create_connection(
+                (address, port), timeout=max(0.1, min(5.0, deadline - time.monotonic()))
+            )
+            binding = b""
+            if encrypted:
+                connection, binding = tls.wrap_client(connection)
+            return _introduce(connection, secret, number, binding, deadline)
+        except (OSError, JobError) as error:
+            if time.monotonic() > deadline:
+                raise JobError(
+                    f"the server at {address}:{port} cannot be reached ({error}): see its output, or open the firewall "
+                    "between the hosts"
+                ) from None
+            time.sleep(_RETRY)
+
+
+def prepare(connection: socket.socket) -> None:
+    """For messages that may be long, with long silence between them, to a host that may be cut off."""
+    connection.settimeout(None)
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", _SILENCE)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host reaches it."""
+    return address.startswith("127.") or address in ("::1", "localhost")
+
+
+def _introduce(connection: socket.socket, secret: bytes, number: int, binding: bytes, deadline: float) -> Wire:
+    try:
+        connection.settimeout(max(0.1, min(_PROOF, deadline - time.monotonic())))
+        prove(connection, secret, number, binding)
+    except BaseException:
+        connection.close()
+        raise
+    prepare(connection)
+    return Wire(connection)
+
+
+def _uid(connection: socket.socket) -> int:
+    return int(_PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
