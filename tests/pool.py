@@ -3,10 +3,12 @@
 A test runs a function of its module on the first P of them, each time as a new group with a new runtime.
 """
 
+import dataclasses
 import faulthandler
 import gc
 import importlib
 import multiprocessing
+import os
 import secrets
 import socket
 import sys
@@ -41,9 +43,10 @@ class Pool:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._members: list[Member] = []
+        self._servers: list[Member] = []
 
     def pids(self) -> list[int]:
-        return [member.process.pid for member in self._members]
+        return [member.process.pid for member in self._members + self._servers]
 
     def run(self, size: int, function: Callable[..., Any], *args: Any, **settings: Any) -> list[Any]:
         """``function(*args)`` on ``size`` workers; the results by rank, or the first error."""
@@ -63,15 +66,44 @@ class Pool:
         *args: Any,
         dead: int | None = None,
         hosts: Sequence[int] | None = None,
+        servers: int = 0,
         **settings: Any,
     ) -> list[Any]:
         """As ``run``, with a ``RemoteError`` in place of the result of a rank that raised.
 
-        ``hosts`` has the number of workers on each of several hosts, which all are this machine.
+        ``hosts`` has the number of workers on each of several hosts, which all are this machine; ``servers`` is the
+        number of parameter servers.
         """
         self._grow(size)
         name = f"hocket-{secrets.token_hex(8)}"
-        port = _free_port() if hosts is not None else None
+        port = _free_port() if hosts is not None or servers else None
+        if servers:
+            settings |= {"servers": servers, "port": port}
+            self._start_servers(servers, {"size": size, "rendezvous": name, **settings})
+        try:
+            return self._outcomes(size, function, args, dead, hosts, name, port, settings)
+        finally:
+            for member in self._servers[:servers]:
+                member.pipe.send(None)
+                member.pipe.recv()
+
+    def _start_servers(self, count: int, fields: dict[str, Any]) -> None:
+        while len(self._servers) < count:
+            self._servers.append(self._start(_be_server))
+        for number, member in enumerate(self._servers[:count]):
+            member.pipe.send({**fields, "server": number})
+
+    def _outcomes(
+        self,
+        size: int,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        dead: int | None,
+        hosts: Sequence[int] | None,
+        name: str,
+        port: int | None,
+        settings: dict[str, Any],
+    ) -> list[Any]:
         for rank, member in enumerate(self._members[:size]):
             fields = {
                 "rank": rank,
@@ -105,11 +137,13 @@ class Pool:
                 raise RuntimeError(f"rank {rank} of {size} died in {function.__qualname__}") from None
         return [RemoteError(rank, *r[1]) if r[0] == "error" else r[1] for rank, r in enumerate(results)]
 
-    def outcomes_with_death(self, size: int, function: Callable[..., Any], dead: int) -> list[Any]:
+    def outcomes_with_death(
+        self, size: int, function: Callable[..., Any], dead: int, *args: Any, **settings: Any
+    ) -> list[Any]:
         """As ``outcomes``, where rank ``dead`` dies; it is replaced for the tests that follow."""
         self._grow(size)
         try:
-            return self.outcomes(size, function, dead=dead)
+            return self.outcomes(size, function, *args, dead=dead, **settings)
         finally:
             member = self._members[dead]
             member.process.join()
@@ -117,19 +151,19 @@ class Pool:
             self._members[dead] = self._start()
 
     def close(self) -> None:
-        for member in self._members:
+        for member in self._members + self._servers:
             member.process.kill()
             member.process.join()
             member.pipe.close()
-        self._members = []
+        self._members, self._servers = [], []
 
     def _grow(self, size: int) -> None:
         while len(self._members) < size:
             self._members.append(self._start())
 
-    def _start(self) -> Member:
+    def _start(self, target: Callable[..., None] | None = None) -> Member:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs, [str(Path(__file__).parent)]))
+        process = self._context.Process(target=target or _serve, args=(theirs, [str(Path(__file__).parent)]))
         process.start()
         theirs.close()
         return Member(process, ours)
@@ -139,6 +173,38 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+SECRET = b"s" * 32
+
+
+def _be_server(pipe: Connection, paths: list[str]) -> None:
+    """A server process: one server after the other, until each is told to end."""
+    import torch
+
+    from hocket.config import Config
+    from hocket.server.front import Front
+    from hocket.server.service import Service
+
+    sys.path[:0] = paths
+    torch.set_num_threads(1)
+    while True:
+        try:
+            fields = pipe.recv()
+        except EOFError:
+            return
+        config = Config(**{"timeout": 20.0, **fields})
+        front = Front(config, SECRET, Service(config.server or 0, config.servers, config.size, config.timeout))
+        pipe.recv()
+        front.close()
+        pipe.send(None)
+
+
+def _secret_pipe() -> int:
+    reader, writer = os.pipe()
+    os.write(writer, SECRET)
+    os.close(writer)
+    return reader
 
 
 def _serve(pipe: Connection, paths: list[str]) -> None:
@@ -159,7 +225,9 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
         except EOFError:
             return
         try:
-            config = Config(**{"timeout": 20.0, **fields})
+            config = Config(**{"timeout": 20.0, "launched": True, **fields})
+            if config.servers:
+                config = dataclasses.replace(config, secret_fd=_secret_pipe())
             torch.manual_seed(config.rank)
             runtime._current = runtime.Runtime(config, rendezvous.join(config))
             result = getattr(importlib.import_module(module), name)(*args)

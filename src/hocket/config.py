@@ -96,6 +96,7 @@ class Config:
     ``address`` and ``port`` are those of server 0.
     """
 
+    launched: bool = False
     rank: int = 0
     size: int = 1
     local_rank: int = 0
@@ -132,6 +133,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
     launched = ("RANK" in env or "HOCKET_SERVER" in env) and "WORLD_SIZE" in env
     size = _integer(env, "WORLD_SIZE", 1) if launched else 1
     return Config(
+        launched=launched,
         rank=_integer(env, "RANK", 0) if launched else 0,
         size=size,
         local_rank=_integer(env, "LOCAL_RANK", 0) if launched else 0,

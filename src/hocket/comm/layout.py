@@ -140,6 +140,10 @@ class Layout:
         twin.device = torch.device("cpu")
         return twin
 
+    def allocate_here(self) -> list[torch.Tensor]:
+        """Private flat buffers of the CPU, one per bucket, all zero."""
+        return self.on_cpu().allocate()
+
     def allocate(self) -> list[torch.Tensor]:
         """Private flat buffers, one per bucket, all zero."""
         return [torch.zeros(b.count, dtype=b.dtype, device=self.device) for b in self.buckets]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,9 +26,11 @@ from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import Central, Choice
+from hocket.strategies.choices import Central, Choice, Downpour, Served
+from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
+from hocket.strategies.served import ServedTraining, scale_of, terms_of
 
 
 def distribute(
@@ -95,6 +98,7 @@ def _train_together(
     choice = choices.parse(chosen) if isinstance(chosen, str) else chosen
     if not isinstance(choice, tuple(choices.TABLE.values())):
         raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
+    choice = choices.parse(choices.write(choice))  # with a look at every value
     told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)
     if model in runtime.models:
         raise UsageError(
@@ -109,7 +113,10 @@ def _train_together(
     groups = _divide(model, optimizers, set(runtime.parameters))
     runtime.parameters |= {id(p): p for p in model.parameters()}
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
-    if config.size == 1 and told is None:
+    if runtime.client is None and isinstance(choice, Served) and config.launched:
+        name = choices.write(choice).partition("(")[0]
+        raise StrategyError(f"--servers 0, but strategy {name!r} needs at least one: add --servers 1")
+    if config.size == 1 and told is None and runtime.client is None:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         runtime.idle += [
             functools.partial(_alone, runtime.communicator, model, optimizer, elsewhere)
@@ -125,12 +132,13 @@ def _train_together(
         _check_same(runtime.communicator, members)
         if optimizer is not None:
             _check_same_optimizer(runtime.communicator, optimizer)
-        _start_equal(runtime.communicator, model, members)
+        _start_equal(runtime.communicator, model, members if runtime.client is None else None)
         if members.parameters:
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
-            built = _build(choice, runtime.communicator, model, optimizer, members, on_nan)
+            build = _build if runtime.client is None else functools.partial(_build_served, runtime)
+            built = build(choice, runtime.communicator, model, optimizer, members, on_nan)
             runtime.strategies.append(built)
             if config.check_replicas and optimizer is not None:
                 check = ReplicaCheck(runtime.communicator, built, config.check_replicas)
@@ -165,6 +173,7 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module) -> d
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
         "communication": communicator.way,
+        "survives loss": isinstance(choice, Served),
     }
 
 
@@ -185,6 +194,34 @@ def _build(
     else:
         kind = CentralFused if communicator.on_host is communicator else CentralSealed
     return kind(communicator, model, optimizer, members, on_nan)
+
+
+def _build_served(
+    runtime: Runtime,
+    choice: Choice,
+    communicator: Communicator,
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    members: Members,
+    on_nan: str,
+) -> Strategy:
+    client = runtime.client
+    assert client is not None
+    name = choices.write(choice).partition("(")[0]
+    if not isinstance(choice, Served):
+        raise StrategyError(f"strategy {name!r} uses no servers: leave out --servers, or use --strategy ps")
+    if optimizer is None:
+        raise StrategyError(f"strategy {name!r} needs the optimizer: hocket.distribute(model, optimizer, …)")
+    terms = terms_of(choice)
+    built: ServedTraining
+    if isinstance(choice, Downpour):
+        built = DownpourTraining(client, model, optimizer, members, choice, terms, on_nan)
+    else:
+        scale = scale_of(choice, communicator.size)
+        built = ServedTraining(client, model, optimizer, members, choice, terms, scale, on_nan)
+    if runtime.config.verbose and communicator.rank == 0:
+        print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
+    return built
 
 
 def _check_same(communicator: Communicator, members: Members) -> None:
@@ -238,9 +275,11 @@ def _fingerprint(value: Any) -> str:
 
 
 @torch.no_grad()
-def _start_equal(communicator: Communicator, model: nn.Module, members: Members) -> None:
-    """Give every rank rank 0's parameters and buffers, many at a time."""
-    named = [*zip(members.names, members.parameters, strict=True), *model.named_buffers()]
+def _start_equal(communicator: Communicator, model: nn.Module, members: Members | None) -> None:
+    """Give every rank rank 0's parameters (unless they come from servers) and buffers, many at a time."""
+    named: list[tuple[str, torch.Tensor]] = list(model.named_buffers())
+    if members is not None:
+        named += zip(members.names, members.parameters, strict=True)
     groups: dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
         groups.setdefault((tensor.dtype, tensor.device), []).append((name, tensor))

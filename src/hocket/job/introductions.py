@@ -45,14 +45,14 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
         shares: Whether workers of one host share memory; if not, each counts as a host of its own.
     """
     mine = {
-        "machine": (machine := _machine()),
-        "host": f"{machine} {config.group}",  # whoever started the workers may count one machine as several hosts
+        "machine": (here := machine()),
+        "host": f"{here} {config.group}",  # whoever started the workers may count one machine as several hosts
         "name": config.host_name or socket.gethostname(),
         "local size": config.local_size,
         "socket": handoff.new_name(),
     }
     if config.rank == 0:
-        mine["secret"] = _secret(config).hex() if config.secret_fd is None else ""
+        mine["secret"] = job_secret(config).hex() if config.secret_fd is None else ""
     store.set(f"worker {config.rank}", json.dumps(mine))
     everyone = _hear_all(store, config)
     hosts: dict[Any, list[int]] = {}
@@ -63,7 +63,7 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
     _check_sizes(config, topology, everyone, shares)
     one_machine = len({other["machine"] for other in everyone}) == 1
     first = everyone[topology.local[0]]
-    secret = _secret(config) if config.secret_fd is not None else bytes.fromhex(everyone[0]["secret"])
+    secret = job_secret(config) if config.secret_fd is not None else bytes.fromhex(everyone[0]["secret"])
     address = "127.0.0.1" if one_machine else config.host_address
     address = address or reach(store, topology, secret, config.interface)
     return Introductions(topology, address, first["socket"], secret)
@@ -110,7 +110,7 @@ def _check_sizes(config: Config, topology: Topology, everyone: list[dict[str, An
             )
 
 
-def _machine() -> str:
+def machine() -> str:
     """What tells this host from others: those that share it can share memory and see each other's processes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -120,7 +120,8 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _secret(config: Config) -> bytes:
+def job_secret(config: Config) -> bytes:
+    """The job's secret, as the launcher has handed it over, or a new one; can be asked for once."""
     if config.secret_fd is None:
         return secrets.token_bytes(32)
     with os.fdopen(config.secret_fd, "rb") as pipe:

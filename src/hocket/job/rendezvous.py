@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 
 import torch
@@ -13,6 +14,8 @@ from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
 from hocket.errors import UsageError, WorkerLost
 from hocket.job import introductions
+from hocket.server.client import open_client
+from hocket.server.communicator import ServedCommunicator
 from hocket.transport import futex, handoff
 from hocket.transport.nccl import NcclGroup
 from hocket.transport.process_group import ProcessGroup, Store, StoreLost, open_store, prefixed
@@ -23,6 +26,8 @@ from hocket.transport.watch import Watch
 def join(config: Config) -> Communicator:
     """Meet the other workers; blocks until all are there or the timeout."""
     _check(config)
+    if config.servers:
+        return _join_servers(config)
     if config.size == 1:
         return AloneCommunicator()
     shares = config.transport != "gloo" and futex.supported()
@@ -39,6 +44,15 @@ def join(config: Config) -> Communicator:
             f"rank {config.rank} waits in hocket.init(), but the store at MASTER_ADDR={config.address}, "
             f"MASTER_PORT={config.port} is gone: see the output of rank 0 ({error})"
         ) from error
+
+
+def _join_servers(config: Config) -> Communicator:
+    """Workers know the servers, and meet there."""
+    if config.secret_fd is None:
+        raise UsageError("HOCKET_SERVERS is set, and nothing has started servers: use hocket run --servers")
+    client = open_client(config, introductions.job_secret(config))
+    name = config.host_name or platform.node()
+    return ServedCommunicator(client, config.rendezvous or introductions.machine(), name)
 
 
 def _join_host(config: Config) -> Communicator:

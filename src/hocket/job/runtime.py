@@ -19,12 +19,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket import config as configuration
+from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage, Traffic
 from hocket.job import buffers, devices, rendezvous
 from hocket.job.randomness import RandomState
+from hocket.server.client import Client
+from hocket.server.communicator import ServedCommunicator
 from hocket.strategies.base import Strategy
 from hocket.transport.gate import STACK_SIGNAL
 
@@ -66,6 +69,16 @@ class Runtime:
         self.undo: Callable[[], None] | None = None  # what a repeated batch has left in buffers and random numbers
         if config.checkpoint is not None and config.rank == 0:
             atexit.register(self._warn_without_checkpoint)
+
+    @property
+    def client(self) -> Client | None:
+        """To the servers, in a job that has some."""
+        return self.communicator.client if isinstance(self.communicator, ServedCommunicator) else None
+
+    @property
+    def together(self) -> Communicator:
+        """Those who write a checkpoint together: with servers, rank 0 does so alone, and nobody waits."""
+        return self.communicator if self.client is None else AloneCommunicator()
 
     @property
     def step(self) -> int:
@@ -142,17 +155,18 @@ class Runtime:
         for model in self.models:
             buffers.average(self.communicator, model)
 
-    def on_rank_0(self, work: Callable[[], T]) -> T:
+    def on_rank_0(self, work: Callable[[], T], communicator: Communicator | None = None) -> T:
         """What ``work`` returns on rank 0 (plain data), or its error, on all ranks; collective."""
+        communicator = communicator or self.communicator
         told = b""
         if self.config.rank == 0:
             try:
                 told = json.dumps([work(), ""]).encode()
             except (CheckpointError, OSError) as error:
                 told = json.dumps([None, str(error)]).encode()
-        result, failure = json.loads(self.communicator.gather_bytes(told)[0])
+        result, failure = json.loads(communicator.gather_bytes(told)[0])
         if failure:
-            topology = self.communicator.topology
+            topology = communicator.topology
             raise CheckpointError(failure if len(topology.hosts) == 1 else f"on {topology.name_of(0)}: {failure}")
         return cast(T, result)
 

@@ -72,6 +72,7 @@ class Answers:
             Kind.QUEUE: self._queue,
             Kind.RESTORE: self._restore,
             Kind.VERSION: self._version,
+            Kind.BACK: self._back,
         }
 
     def answer(self, kind: int, head: dict[str, Any], body: Body) -> Answer:
@@ -202,7 +203,13 @@ class Answers:
         if head["end"] is not None:
             queue.end(epoch, int(head["end"]))
         total = None if head["total"] is None else int(head["total"])
-        return Answer({"batch": queue.take(self._rank, epoch, total, wait=bool(head["wait"]))})
+        return Answer({"batch": queue.take(self._rank, epoch, total, self._note if head["wait"] else None)})
+
+    def _back(self, head: dict[str, Any], _: Body) -> Answer:
+        queue = self._service.queue(int(head["queue"]))
+        queue.finish(self._rank, tuple(int(number) for number in head["done"]))
+        queue.give_back(self._rank, tuple(int(number) for number in head["numbers"]))
+        return Answer({})
 
     def _queue(self, head: dict[str, Any], _: Body) -> Answer:
         return Answer({"state": self._service.queue(int(head["queue"])).state()})

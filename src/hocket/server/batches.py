@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.server.table import Condition
+from hocket.server.table import Condition, Note
+
+_NOTE = 30.0  # seconds between two lines about who is waited for
 
 
 @dataclass
@@ -24,14 +26,14 @@ class Batches:
         self._condition = condition
         self._now = _Epoch()
 
-    def take(self, rank: int, epoch: int, total: int | None, *, wait: bool) -> int | str:
+    def take(self, rank: int, epoch: int, total: int | None, wait: Note | None = None) -> int | str:
         """The next batch of ``epoch`` for a worker.
 
         Args:
             rank: Of the worker.
             epoch: That it is in; the first to come begins it.
             total: How many batches the epoch has, if that is known.
-            wait: Whether to block while others still hold batches that may come back.
+            wait: To block while others still hold batches that may come back: is told now and then who they are.
 
         Returns:
             A number, ``"over"`` when all batches are done, or ``"held"`` when others still hold some.
@@ -41,6 +43,7 @@ class Batches:
                 self._now = _Epoch(epoch)
             if epoch == self._now.number and self._now.total is None:
                 self._now.total = total
+            waited = 0.0
             while True:
                 now = self._now
                 if epoch < now.number:
@@ -49,10 +52,12 @@ class Batches:
                     number = now.again.pop(0)
                 elif now.total is None or now.next < now.total:
                     number, now.next = now.next, now.next + 1
-                elif any(holder != rank for holder in now.held.values()):
-                    if not wait:
+                elif others := {holder for holder in now.held.values() if holder != rank}:
+                    if wait is None:
                         return "held"
-                    self._condition.wait(1.0)
+                    if not self._condition.wait(_NOTE):
+                        waited += _NOTE
+                        wait(sorted(others), waited)
                     continue
                 else:
                     return "over"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer
 
 from hocket.errors import StrategyError
 
@@ -77,6 +77,10 @@ def build(described: dict[str, Any], parameters: Sequence[Sequence[torch.nn.Para
     Optimizer.__init__(optimizer, groups, defaults)
     for group, members in zip(optimizer.param_groups, parameters, strict=True):
         group["params"] = list(members)
+        if isinstance(optimizer, Adagrad):  # the one that makes its state in its constructor
+            for parameter in members:
+                start = group["initial_accumulator_value"]
+                optimizer.state[parameter] = {"step": torch.tensor(0.0), "sum": torch.full_like(parameter, start)}
     return optimizer
 
 

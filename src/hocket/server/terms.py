@@ -28,6 +28,7 @@ class Kind(IntEnum):
     VERSION = 15
     NORM = 16
     BYE = 17
+    BACK = 18
     REPLY = 32
     NOTE = 33
     ERROR = 34

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import types
 from abc import ABC
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -43,6 +45,17 @@ class Strategy(ABC):
         """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
         self.steps = state["steps"]
 
+    def flush(self) -> None:  # noqa: B027 - likewise
+        """A training loop has come to its end: exchange what was still to be exchanged; not collective."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are gradients here of batches that others do not know of yet."""
+        return False
+
+    def refresh(self) -> None:  # noqa: B027 - most have nothing to do
+        """Have the parameters as others have made them by now; not collective."""
+
     def replica(self) -> dict[str, torch.Tensor] | None:
         """The parameters, by name, of which every rank has a copy that must be equal; None if they share one."""
         return None
@@ -67,3 +80,18 @@ def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Colle
 
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
+
+
+@contextmanager
+def hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[None]:
+    """Run the hooks on ``optimizer.step`` while the optimizer looks as the script knows it, not divided."""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    for hook in before.values():
+        hook(optimizer, (), options)
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before, after
+    for hook in after.values():
+        hook(optimizer, (), options)

@@ -6,9 +6,7 @@ import operator
 import time
 import zlib
 from abc import abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import StrategyError
-from hocket.strategies.base import Strategy, wrap
+from hocket.strategies.base import Strategy, hooks_outside, wrap
 from hocket.strategies.collector import Collector, read_payloads
 from hocket.strategies.exchange import (
     CountedByExchange,
@@ -105,7 +103,7 @@ class CentralTraining(Strategy):
         self.exchanging += time.perf_counter() - begin
         if not allowed:
             return loss
-        with _hooks_outside(self._optimizer, options):
+        with hooks_outside(self._optimizer, options):
             begin = time.perf_counter()
             present = self._agree()
             self._fetch(self._update.prepare(present))
@@ -227,21 +225,6 @@ class CentralFused(CentralTraining):
     def _fetch(self, ranges: list[Range]) -> None:
         for bucket, start, end in ranges:
             average_into(self._averages[bucket][start:end], [slot[bucket][start:end] for slot in self._slots.slots])
-
-
-@contextmanager
-def _hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[None]:
-    """Run the hooks on ``optimizer.step`` while the optimizer looks as the script knows it, not divided."""
-    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    for hook in before.values():
-        hook(optimizer, (), options)
-    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    try:
-        yield
-    finally:
-        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before, after
-    for hook in after.values():
-        hook(optimizer, (), options)
 
 
 _PUBLISH = zlib.crc32(b"publish")

@@ -92,6 +92,11 @@ class Collector:
     def missing(self, missing: bytes) -> None:
         self._slots.missing = missing
 
+    @property
+    def nonfinite(self) -> int | None:
+        """A parameter whose gradient is not finite here, of the pass that is being ended."""
+        return self._slots.nonfinite
+
     def use(self, slots: Sequence[torch.Tensor]) -> None:
         """Collect into ``slots``, one of the averager's sets, from now on."""
         self._slots.use(slots)

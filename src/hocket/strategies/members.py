@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable, Sequence, Set
 from typing import NoReturn
@@ -80,6 +81,19 @@ class Members:
         self._housed = [p for p in self.parameters if id(p) in homes]
         self._homes = [homes[id(p)][0] for p in self._housed]
         self._home_names = [homes[id(p)][1] for p in self._housed]
+
+    def without(self, left_out: Iterable[nn.Parameter]) -> Members:
+        """The same, but for some parameters."""
+        ids = {id(parameter) for parameter in left_out}
+        if not ids:
+            return self
+        kept = [i for i, parameter in enumerate(self.parameters) if id(parameter) not in ids]
+        rest = copy.copy(self)
+        rest.names = [self.names[i] for i in kept]
+        rest.parameters = [self.parameters[i] for i in kept]
+        rest.groups = [self.groups[i] for i in kept]
+        rest.index = {id(parameter): i for i, parameter in enumerate(rest.parameters)}
+        return rest
 
     def describe(self) -> list[tuple[str, list[int], str, bool]]:
         """What must be equal on all ranks: names, shapes, types, and which ones are trained."""

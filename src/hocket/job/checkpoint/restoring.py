@@ -48,6 +48,12 @@ class Saved:
             strategy.load_state(self._unpack(state))
         for name, loader in subjects.loaders.items():
             self._place(name, loader)
+        if runtime.client is not None:
+            for turn in ("rank 0 brings it to the servers", "the others have it from there"):
+                if runtime.config.rank == 0 or "others" in turn:
+                    for strategy in runtime.strategies:
+                        strategy.refresh()
+                runtime.communicator.barrier(f"the end of a resumption: {turn}")
         if self._rank is not None:
             random = RandomState.from_data(self._unpack_own(lambda own: own["random"]))
             random.restore()

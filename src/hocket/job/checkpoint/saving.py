@@ -60,7 +60,7 @@ class Saver:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._writers = runtime.communicator.topology.home
+        self._writers = runtime.together.topology.home
         self._writes = runtime.config.rank in self._writers
         self._stores: dict[Path, Store] = {}
         self._camera = Camera(runtime)
@@ -81,13 +81,18 @@ class Saver:
             None if it was left out.
         """
         runtime, folder = self._runtime, folder.resolve()
+        if runtime.client is not None:
+            if runtime.config.rank:
+                return Saving()  # rank 0 saves what is on the servers
+            for strategy in runtime.strategies:
+                strategy.refresh()
         if patient:
             self.settle()
         busy = not self._last.done
         taken = self._camera.take(subjects)
         number = zlib.crc32(repr((taken.step, taken.number)).encode())
         place = zlib.crc32(str(folder).encode())
-        rows = runtime.communicator.allgather(torch.tensor([number, place, busy])).tolist()
+        rows = runtime.together.allgather(torch.tensor([number, place, busy])).tolist()
         if any(row[0] != rows[0][0] for row in rows) or any(rows[rank][1] != rows[0][1] for rank in self._writers):
             self._disagree(folder, taken)
         if any(row[2] for row in rows):
@@ -116,7 +121,7 @@ class Saver:
 
     def _disagree(self, folder: Path, taken: Snapshot) -> NoReturn:
         mine = json.dumps([f"the folder {folder}", f"step {taken.step}", *taken.described]).encode()
-        described = [json.loads(part) for part in self._runtime.communicator.gather_bytes(mine)]
+        described = [json.loads(part) for part in self._runtime.together.gather_bytes(mine)]
         for rank, other in enumerate(described):
             if rank not in self._writers:
                 other[0] = described[0][0]  # is not used there
@@ -132,7 +137,7 @@ class Saver:
         """Have rank 0 make the new folder, and everyone know it."""
         step = taken.step
         kept = self._stores.setdefault(folder, Store(folder))
-        path = self._runtime.on_rank_0(lambda: str(kept.begin(step, secrets.token_hex(6))))
+        path = self._runtime.on_rank_0(lambda: str(kept.begin(step, secrets.token_hex(6))), self._runtime.together)
         if self._runtime.config.rank == 0:
             self._runtime.sink.put(Happening("checkpoint begun", {"folder": path, "step": step}))
         return Path(path)
@@ -147,10 +152,10 @@ class Saver:
 
     def _bring(self, image: Image, taken: Snapshot) -> dict[int, torch.Tensor]:
         """Have on rank 0 what only ranks of other hosts have, as the files that it will write for them; collective."""
-        if len(self._writers) == self._runtime.config.size:
+        if len(self._writers) == self._runtime.together.size:
             return {}
         mine = torch.empty(0, dtype=torch.uint8) if self._writes else image.content(taken.own)
-        contents = self._runtime.communicator.collect(mine, 0)
+        contents = self._runtime.together.collect(mine, 0)
         return {rank: content for rank, content in enumerate(contents) if rank not in self._writers}
 
     def _write(
@@ -168,7 +173,7 @@ class Saver:
             written = parts.write(folder, rank, image, taken.own)
             if rank == 0:
                 config = self._runtime.config
-                files = parts.complete(folder, config.size, written, remote, config.timeout)
+                files = parts.complete(folder, self._runtime.together.size, written, remote, config.timeout)
                 saving.path = self._stores[folder.parent].commit(folder, taken.manifest, files, keep)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)

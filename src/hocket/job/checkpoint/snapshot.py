@@ -63,7 +63,7 @@ class Camera:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._packer = runtime, Packer()
-        self._writers = runtime.communicator.topology.home
+        self._writers = runtime.together.topology.home
         self._aliases: dict[str, str] = {}
         self._names: list[str] = []  # of all tensors that are the same everywhere,
         self._mine: list[str] = []  # and of those that this rank writes
@@ -77,7 +77,7 @@ class Camera:
         runtime.leave_no_trace()
         packer.is_news = False
         common: Tensors = {}
-        differing = [n for n, m in subjects.modules.items() if buffers.differ(runtime.communicator, m)]
+        differing = [n for n, m in subjects.modules.items() if buffers.differ(runtime.together, m)]
         objects = {name: packer.pack(model.state_dict(), name, common) for name, model in subjects.models.items()}
         for name, thing in subjects.stateful.items():
             if name not in objects:
@@ -98,7 +98,7 @@ class Camera:
             "aliases": self._take_twins(common),
         }
         counts = {
-            "size": runtime.config.size,
+            "size": runtime.together.size,
             "step": runtime.step,
             "batches": runtime.batches,
             "samples": runtime.samples,

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hocket.errors import MismatchError, UsageError
 from hocket.job import buffers, randomness
 from hocket.job.data import original_loader, uneven
+from hocket.job.data.queued import QueuedIndices
 from hocket.job.data.sharding import (
     Counts,
     Plan,
@@ -24,6 +25,7 @@ from hocket.job.data.sharding import (
     show_own_dataset,
 )
 from hocket.job.data.streams import ShardedStream
+from hocket.job.data.turns import Turns
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
 
@@ -60,10 +62,14 @@ class Loader:
         self._generator = torch.Generator() if original.generator is not None else None
         runtime.loaders += 1
         self._seed = randomness.shared_seed(runtime.communicator, runtime.loaders)
+        queued = not isinstance(original.dataset, IterableDataset) and not local and training is not False
+        self._turns = None if runtime.client is None else Turns(runtime, runtime.client, queued=queued)
+        self._deal = self._turns.deal if self._turns is not None else None
         self._stream: ShardedStream | None = None
         self._sampler: ShardedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
         self._length = self._find_length()
+        self._total = self._find_total()
         self._divided = False  # the data set divides itself among the ranks
         self._pass: _Pass | None = None  # the one that is going on
         self._latest: _Pass | None = None  # in training
@@ -85,6 +91,10 @@ class Loader:
             self._inner._iterator = None  # processes that persist would go on with what they have
         now.step = self._runtime.step
         self.epoch = now.plan.epoch
+        if self._turns is not None:
+            self._turns.begin_pass(self.epoch)
+        if self._deal is not None:
+            now.plan.deal, now.plan.seed, now.plan.taken = self._deal, randomness.mix(self._seed, self.epoch, 2), 0
         inner = self._open(now)
         self._pass = self._latest = now
         return self._iterate(now, inner, training=True)
@@ -142,7 +152,9 @@ class Loader:
                 return self._resumed  # not gone on yet
         now = self._pass
         start = now.plan.start if now is not None else self._sampler.begin() if self._sampler is not None else None
+        queue = self._deal.state() if self._deal is not None and now is not None else None
         return {
+            "queue": queue,
             "open": now is not None,
             "epoch": self.epoch if now is not None else self.epoch + 1,
             "batches": now.batches if now is not None else 0,
@@ -169,13 +181,16 @@ class Loader:
         self.epoch = state["epoch"] - 1
         self._resumed = state if state["open"] else None
         self._latest, self._quiet = None, state["persists"]
+        if self._deal is not None and state["open"] and self._runtime.config.rank == 0:
+            self._deal.restore(state["queue"] or {"epoch": state["epoch"], "next": 0, "again": []})
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
 
     def _iterate(self, now: _Pass, inner: Iterator[Any], *, training: bool) -> Iterator[Any]:
         runtime = self._runtime
         items = self._read(now, inner)
-        if training and runtime.config.size > 1 and (self.local or self._stream is not None):
+        levels = runtime.config.size > 1 and runtime.client is None
+        if training and levels and (self.local or self._stream is not None):
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
             now.random = runtime.restore_random()  # whatever was drawn since the resumption
@@ -183,6 +198,8 @@ class Loader:
             while True:
                 if training:
                     runtime.leave_no_trace()
+                    if self._turns is not None:
+                        self._turns.end_step()
                     if self.before_next is not None:
                         self.before_next()
                 item = next(items, None)
@@ -197,12 +214,16 @@ class Loader:
                     continue  # a repeated one
                 yield batch
             if training:
+                if self._turns is not None:
+                    self._turns.leave(now.plan.counts, was_left=False)
                 runtime.end_epoch()
                 runtime.weigh(self, None)
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader))
             now.was_left = True
             if training:
                 runtime.leave_loop(self)
+                if self._turns is not None:
+                    self._turns.leave(now.plan.counts, was_left=True)
             raise
         finally:
             if self._pass is now:
@@ -211,6 +232,9 @@ class Loader:
     def _begin_step(self, now: _Pass, counts: Counts, everywhere: int) -> None:
         """A training loop gets a batch."""
         runtime = self._runtime
+        if self._turns is not None:
+            self._begin_turn(self._turns, now, counts)
+            return
         if now.plan.first is not None:
             self._check_same_order(now.plan.first)
             now.plan.first = None
@@ -221,6 +245,19 @@ class Loader:
         runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
         if self.weight == 0:
             runtime.undo = buffers.remember(runtime.models)
+
+    def _begin_turn(self, turns: Turns, now: _Pass, counts: Counts) -> None:
+        """The same with servers."""
+        runtime, others = self._runtime, 0
+        turns.begin_step(counts)
+        if turns.deal is not None:  # batches that others took meanwhile count, too
+            others = max(counts.taken - now.batches, 0) * (self.original.batch_size or 1)
+            now.samples += others
+            now.batches = max(counts.taken, now.batches - 1)
+        runtime.count_batch(counts.here + others)
+        self.weight = 1.0
+        runtime.weigh(self, 1.0)
+        runtime.tell(now.plan.epoch, now.batches, self._total, now.samples)
 
     def _check_same_order(self, first: int) -> None:
         """Raise if a sampler of the script's own yields other indices on other ranks; collective."""
@@ -262,6 +299,16 @@ class Loader:
         lengths = [json.loads(p) for p in self._runtime.communicator.gather_bytes(json.dumps(length).encode())]
         return None if None in lengths else max(lengths)
 
+    def _find_total(self) -> int | None:
+        """How many batches all workers together have, where they share a queue."""
+        if self._deal is None or self._length is None:
+            return self._length
+        source = self.original.batch_sampler if self.original.batch_size is None else self.original.sampler
+        try:
+            return batches(len(source or self.original.sampler), self.original.batch_size or 1, self.original.drop_last)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
     def _own_seed(self) -> int:
         return randomness.mix(self._seed, self._runtime.config.rank) if self.local else self._seed
 
@@ -271,8 +318,8 @@ class Loader:
         source = original.sampler if original.batch_sampler is None or not ready_made else original.batch_sampler
         # Alone, PyTorch's samplers draw from the process's own numbers, as in a plain script. What another one draws in
         # the middle of an epoch could not be found again after a resumption.
-        alone = (self.local or config.size == 1) and is_of_torch(source)
-        self._sampler = ShardedIndices(
+        alone = (self.local or config.size == 1) and is_of_torch(source) and self._deal is None
+        self._sampler = (QueuedIndices if self._deal is not None else ShardedIndices)(
             source,
             original.batch_size,
             original.drop_last,

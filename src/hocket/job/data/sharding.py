@@ -19,10 +19,11 @@ import torch
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom, mix, reseed
+from hocket.server.deal import Deal
 
 T = TypeVar("T")
 
-_AHEAD = 64  # steps
+AHEAD = 64  # steps
 
 
 class Counts(NamedTuple):
@@ -62,6 +63,8 @@ class Plan:
     is_resumed: bool = False
     random: SharedRandom | None = None  # what the source draws from, if not from what it usually does
     first: int | None = None  # a checksum of the first global batch of a sampler that is not PyTorch's
+    deal: Deal | None = None  # the queue from which batches are taken, if there is one
+    seed: int = 0  # from which the order then follows
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()
@@ -165,7 +168,7 @@ class ShardedIndices(Sampler[Any]):
             taken += len(batch)
             indices: Any
             if self._batch_size is None:
-                sizes = [_samples(item) for item in batch]
+                sizes = [samples(item) for item in batch]
                 plan.counts.append(Counts(sizes[self._rank] if mine else 0, sum(sizes), taken))
                 indices = mine[0] if mine else batch[0]
             else:
@@ -180,7 +183,7 @@ class ShardedIndices(Sampler[Any]):
         influences, are read ahead.
         """
         random = self._begin(plan)
-        ahead = _AHEAD if is_of_torch(self._source) else 1
+        ahead = AHEAD if is_of_torch(self._source) else 1
         fresh = True
         with random:
             indices = iter(self._source)
@@ -231,12 +234,12 @@ class ShardedIndices(Sampler[Any]):
         return batches(len(self._source), self._whole, self._drop_last)  # type: ignore[arg-type]
 
 
-def _samples(batch: Any) -> int:
+def samples(batch: Any) -> int:
     """How many samples an item of a batch sampler, or of a sampler without batches, stands for."""
     counts = hasattr(batch, "__len__") and not isinstance(batch, str) and getattr(batch, "ndim", None) != 0
     return len(batch) if counts else 1
 
 
-def batches(samples: int, whole: int, drop_last: bool) -> int:
+def batches(count: int, whole: int, drop_last: bool) -> int:
     """How many batches of ``whole`` samples there are."""
-    return samples // whole if drop_last else -(-samples // whole)
+    return count // whole if drop_last else -(-count // whole)

@@ -1,0 +1,117 @@
+"""Collectives of workers that meet at server 0: whoever has died is not waited for, and not counted."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+
+import torch
+
+from hocket.comm.alone import AloneCommunicator
+from hocket.comm.communicator import Averager, Communicator, describe
+from hocket.comm.layout import Layout
+from hocket.comm.staging import through_cpu
+from hocket.comm.topology import Topology
+from hocket.errors import JobError, StrategyError
+from hocket.server.client import Client
+from hocket.transport.gate import Description
+
+_AT_ONCE = 1 << 26  # bytes
+
+
+class ServedCommunicator(Communicator):
+    """The workers of a job with servers.
+
+    Args:
+        client: To the servers.
+        host: Where this worker is; those with the same are on one host.
+        name: Of the host.
+    """
+
+    def __init__(self, client: Client, host: str, name: str) -> None:
+        self.client, self.rank, self.size = client, client.rank, client.workers
+        local = all(link.is_local for link in client.links)
+        self.way = "servers through shared memory" if local else "servers over TCP"
+        said = json.dumps([host, name]).encode()
+        self._said = {rank: json.loads(part) for rank, part in client.gather("hocket.init()", said).items()}
+
+    @cached_property
+    def topology(self) -> Topology:
+        hosts: dict[str, list[int]] = {}
+        for rank, (host, _) in self._said.items():
+            hosts.setdefault(host, []).append(rank)
+        names = tuple(self._said[ranks[0]][1] for ranks in hosts.values())
+        return Topology(self.rank, tuple(map(tuple, hosts.values())), names)
+
+    @property
+    def on_host(self) -> Communicator:
+        return AloneCommunicator()
+
+    @property
+    def waited(self) -> float:
+        return self.client.waited
+
+    @through_cpu
+    def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
+        what = f"allreduce of {describe(tensor)}, {operation}"
+        for part in _parts(tensor):
+            rows = torch.stack([_like(data, part) for data in self._gather(what, part).values()])
+            if operation == "max":
+                part.copy_(rows.amax(0))
+            elif operation == "min":
+                part.copy_(rows.amin(0))
+            else:
+                total = rows.sum(0, dtype=rows.dtype)
+                part.copy_(total / rows.shape[0] if operation == "mean" else total)
+
+    @through_cpu
+    def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
+        rows = self._gather(f"allgather of {describe(tensor)}", tensor.view(-1))
+        return torch.stack([_like(data, tensor).view(tensor.shape) for data in rows.values()])
+
+    @through_cpu
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        what = f"broadcast of {describe(tensor)} from rank {root}"
+        for part in _parts(tensor):
+            found = self.client.gather(what, _bytes(part) if self.rank == root else b"")
+            if root not in found:
+                raise JobError(f"{what}: rank {root} is lost, and nobody else has what it was to send")
+            if self.rank != root:
+                part.copy_(_like(found[root], part))
+
+    def barrier(self, what: str = "hocket.barrier()") -> None:
+        self.client.gather(what, b"")
+
+    def meet(self, number: int, payload: int, what: Description) -> list[int]:
+        said = what if isinstance(what, str) else what()
+        found = self.client.gather(f"{said} ({number & 0xFFFFFFFF:x})", str(payload).encode())
+        return [int(data) for data in found.values()]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return list(self.client.gather("an exchange of descriptions", data).values())
+
+    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
+        raise StrategyError(
+            "this job has servers, and the strategy uses none: leave out --servers, or use --strategy ps"
+        )
+
+    def leave(self, failed: bool) -> None:
+        self.client.close()
+
+    def _gather(self, what: str, flat: torch.Tensor) -> dict[int, bytes]:
+        return self.client.gather(what, _bytes(flat))
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    flat = tensor.view(-1)
+    return list(flat.split(max(1, _AT_ONCE // tensor.element_size()))) if flat.numel() else []
+
+
+def _bytes(flat: torch.Tensor) -> bytes:
+    return flat.detach().contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _like(data: bytes, tensor: torch.Tensor) -> torch.Tensor:
+    if not data:
+        return tensor.new_empty(0)
+    return torch.frombuffer(bytearray(data), dtype=tensor.dtype)

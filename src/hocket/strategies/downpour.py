@@ -1,0 +1,122 @@
+"""``downpour``: asynchronous SGD with Adagrad on the servers (Dean et al. 2012, algorithm 7.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Optimizer
+
+from hocket.server import rule
+from hocket.server.client import Client
+from hocket.server.terms import Terms
+from hocket.strategies.choices import Downpour
+from hocket.strategies.members import Members
+from hocket.strategies.served import ServedTraining
+
+
+class DownpourTraining(ServedTraining):
+    """Gradients are pushed every ``push`` steps, parameters fetched every ``fetch``; between fetches, local steps."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: nn.Module,
+        optimizer: Optimizer,
+        members: Members,
+        choice: Downpour,
+        terms: Terms,
+        on_nan: str,
+    ) -> None:
+        self._choice = choice
+        optimizer.state.clear()  # that of the script's own rule means nothing to Adagrad
+        super().__init__(client, model, optimizer, members, choice, terms, choice.scale or 1.0, on_nan)
+        self._accrued = [torch.zeros_like(flat) for flat in self._gradients] if choice.push > 1 else []
+        self._waits = choice.warmup > 0 and client.rank > 0
+        if self._waits:
+            model.register_forward_pre_hook(self._await_warm_start)
+
+    def _rule(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {**rule.describe(self._stand_in(optimizer)), "groups": self._translate(optimizer)}
+
+    def _divides(self, optimizer: Optimizer) -> bool:
+        return True
+
+    def _groups(self) -> list[dict[str, Any]] | None:
+        groups = self._translate(self._optimizer)
+        if groups == self._told:
+            return None
+        self._told = groups
+        return groups
+
+    def _translate(self, optimizer: Optimizer) -> list[dict[str, Any]]:
+        """The values of the script's groups that Adagrad (or SGD) has as well."""
+        stand_in = rule.describe_groups(self._stand_in(optimizer))[0]
+        translated = []
+        for group in rule.describe_groups(optimizer):
+            known = {key: group.get(key, value) for key, value in stand_in.items() if key in ("lr", "weight_decay")}
+            if self._choice.rate is not None:
+                known["lr"] = self._choice.rate
+            translated.append({**stand_in, **known})
+        return translated
+
+    def _stand_in(self, optimizer: Optimizer) -> Optimizer:
+        """The rule of the servers."""
+        nothing = [nn.Parameter(torch.zeros(1))]
+        return Adagrad(nothing) if self._choice.adagrad else SGD(nothing)
+
+    def _exchange(self, weight: float) -> None:
+        choice = self._choice
+        pushes, fetches = (self.steps + 1) % choice.push == 0, (self.steps + 1) % choice.fetch == 0
+        if not fetches and weight:
+            self._step_here()
+        if self._accrued and weight:
+            self._accrue(is_last=pushes)
+        if pushes:
+            self._push(weight, pull=fetches)
+        elif fetches:
+            self._copy.pull()
+        if fetches:
+            self._take_over()
+
+    @property
+    def holds(self) -> bool:
+        return self.steps % self._choice.push != 0
+
+    def flush(self) -> None:
+        """Push what was accrued for less than ``push`` steps."""
+        if self.holds and self._accrued:
+            for accrued, gradient in zip(self._accrued, self._gradients, strict=True):
+                gradient.copy_(accrued)
+                accrued.zero_()
+            for parameter, view in zip(self._members.parameters, self._views, strict=True):
+                parameter.grad = view
+            self._push(1.0, pull=True)
+            self._take_over()
+            self.steps += self._choice.push - self.steps % self._choice.push
+
+    @torch.no_grad()
+    def _step_here(self) -> None:
+        """The worker's own copy follows its own gradient until the next fetch."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.add_(parameter.grad, alpha=-float(group["lr"]))
+        self._note_versions()
+
+    def _accrue(self, *, is_last: bool) -> None:
+        self._collect()
+        for accrued, gradient in zip(self._accrued, self._gradients, strict=True):
+            if is_last:
+                gradient.add_(accrued)
+                accrued.zero_()
+            else:
+                accrued.add_(gradient)
+
+    def _await_warm_start(self, _: nn.Module, __: object) -> None:
+        """Before the first forward pass of a training: rank 0 goes ahead alone."""
+        if self._waits and torch.is_grad_enabled():
+            self._waits = False
+            self._copy.await_version(self._choice.warmup)
+            self.refresh()

@@ -1,0 +1,271 @@
+"""``ps`` and its kin: gradients are pushed to parameter servers, and parameters pulled from them, in every step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.errors import SharedCopyError, StrategyError
+from hocket.server import rule
+from hocket.server.client import Client
+from hocket.server.copies import DenseCopy
+from hocket.server.placement import Placement, place
+from hocket.server.terms import Push, Terms
+from hocket.strategies.base import Strategy, hooks_outside, wrap
+from hocket.strategies.choices import PS, Asynchronous, Downpour, Served, Softsync
+from hocket.strategies.collector import Collector
+from hocket.strategies.exchange import Judgement, check_exchanged
+from hocket.strategies.members import Members
+from hocket.strategies.model_hooks import ModelHooks
+from hocket.strategies.server_state import ServerState
+from hocket.strategies.sparse import SparseTables
+from hocket.updates.kinds import divides_by_elements
+from hocket.updates.update import Step
+
+
+class ServedTraining(Strategy):
+    """A worker of a job with servers. Its parameters are copies; its optimizer's step happens on the servers.
+
+    After ``backward()``, ``p.grad`` is this worker's own gradient, and what the script does to it (clipping) counts.
+
+    Args:
+        client: To the servers.
+        model: Of this worker; changed in place.
+        optimizer: Describes the update rule; its state is on the servers, and ``state_dict()`` gets it from there.
+        members: The parameters.
+        choice: As the user wrote it.
+        terms: What it means for the servers.
+        scale: By which gradients are multiplied before they are pushed.
+        on_nan: What is done about gradients that are not finite.
+    """
+
+    survives_loss = True
+
+    def __init__(
+        self,
+        client: Client,
+        model: nn.Module,
+        optimizer: Optimizer,
+        members: Members,
+        choice: Served,
+        terms: Terms,
+        scale: float,
+        on_nan: str,
+    ) -> None:
+        if members.foreign:
+            raise StrategyError("servers cannot share parameters that two optimizers train: give each to one optimizer")
+        self._client, self._optimizer, self._terms, self._scale = client, optimizer, terms, scale
+        self._clips = terms.clip if not terms.is_collected else None  # of each gradient by itself
+        self.steps = 0
+        self.late = 0
+        rates = self._rule(optimizer)
+        self._sparse = SparseTables(client, model, members, terms, rates)
+        self._members = dense = members.without(self._sparse.parameters)
+        self.placement = self._place(dense, optimizer, choice, len(client.links))
+        self._copy = DenseCopy(client, self.placement, terms, rates)
+        layout = self.placement.layout
+        on_cpu = layout.device.type == "cpu"
+        self._gradients = self._copy.gradients if on_cpu else layout.allocate()
+        self._parameters = self._copy.parameters if on_cpu else layout.allocate()
+        self._views = layout.views(self._gradients)
+        self._start(layout.views(self._parameters))
+        self._state = ServerState(optimizer, dense, self._copy, self._sparse, is_writer=client.rank == 0)
+        self._judgement = Judgement(dense.names, on_nan)
+        self.collector = Collector(
+            dense.names, dense.parameters, layout, self._gradients, self._end_pass, check_finite=on_nan != "ignore"
+        )
+        hooks = ModelHooks(model, self.collector)
+        hooks.watch_loading(model, lambda: None, self._loaded)
+        wrap(optimizer, self._step, self.collector)
+        self._told: list[dict[str, Any]] | None = None
+        self._is_loaded = False
+        self._nonfinite: int | None = None
+
+    @property
+    def skipped(self) -> int:
+        return self._judgement.skipped
+
+    def describe_placement(self) -> list[str]:
+        """Which parameters are on which server, in lines for a reader."""
+        return self.placement.describe(self._members.names)
+
+    def refresh(self) -> None:
+        """Have the parameters as they are on the servers now; with what the script has loaded, if it has."""
+        self._send_loaded()
+        self._copy.pull()
+        self._take_over()
+
+    def _rule(self, optimizer: Optimizer) -> dict[str, Any]:
+        return rule.describe(optimizer)
+
+    def _place(self, dense: Members, optimizer: Optimizer, choice: Served, servers: int) -> Placement:
+        whole = bool(dense.parameters) and not self._divides(optimizer)
+        return place(dense.parameters, dense.groups, servers, choice.placement, whole=whole)
+
+    def _divides(self, optimizer: Optimizer) -> bool:
+        return divides_by_elements(optimizer, "ps")
+
+    def _start(self, homes: list[torch.Tensor]) -> None:
+        """Move the parameters to where servers can reach them, and let the servers have rank 0's values."""
+        self._homes = homes
+        for home, parameter in zip(homes, self._members.parameters, strict=True):
+            home.copy_(parameter.detach())
+            parameter.data = home
+        self._pointers = [parameter.data_ptr() for parameter in self._members.parameters]
+        if self._client.rank == 0:
+            self._assign()
+            self._sparse.assign()
+        self._client.gather("hocket.distribute()", b"")
+        self._copy.pull()
+        self._note_versions()
+
+    def _assign(self) -> None:
+        if self._parameters is not self._copy.parameters:
+            for target, source in zip(self._copy.parameters, self._parameters, strict=True):
+                target.copy_(source)
+        self._copy.assign()
+
+    def _end_pass(self) -> None:
+        """A backward pass is over: gradients are in their slots."""
+        self._members.check_homes()
+        self._nonfinite = self.collector.nonfinite
+        self._members.set_gradients(self._views, self.collector.missing)
+
+    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._members.check_groups(self._optimizer)
+        self._check()
+        check_exchanged(self.collector)
+        self._send_loaded()
+        nonfinite, self._nonfinite = self._nonfinite, None
+        self._judgement.record({} if nonfinite is None else {self._client.rank: nonfinite})
+        allowed = self._judgement.allows_step(self._optimizer)
+        with hooks_outside(self._optimizer, options):
+            begin = time.perf_counter()
+            self._exchange(weight=self._client.turn.weight if allowed else 0.0)
+            self.exchanging += time.perf_counter() - begin
+        self.steps += 1
+        return loss
+
+    def _exchange(self, weight: float) -> None:
+        """Push, and pull."""
+        self._push(weight, pull=True)
+        self._take_over()
+
+    def _push(self, weight: float, *, pull: bool) -> None:
+        present = self._collect() if weight else None
+        groups = self._groups()
+        push = self._say(weight, present, groups)
+        if weight:
+            self._multiply()
+            self._bring(self._copy.gradients, self._gradients)
+        factor = self._scale if weight else 0.0
+        accepted = self._sparse.push(self._say(weight, None, groups), factor)
+        if self._members.parameters or not self._sparse:
+            accepted &= self._copy.push(push, pull=pull)
+        self.late += not accepted
+        self._client.turn.batches = []
+
+    def _say(self, weight: float, present: bytes | None, groups: list[dict[str, Any]] | None) -> Push:
+        turn = self._client.turn
+        return Push(turn.epoch, weight, present, groups, tuple(turn.batches))
+
+    def _collect(self) -> bytes | None:
+        """Bring in what the script put in place of gradients; which parameters have one, if not all."""
+        missing = bytearray(len(self._views))
+        for i, (parameter, view) in enumerate(zip(self._members.parameters, self._views, strict=True)):
+            if parameter.grad is None:
+                missing[i] = 1
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+        return bytes(not byte for byte in missing) if 1 in missing else None
+
+    def _multiply(self) -> None:
+        """Scale and clip this worker's gradient, if it is applied by itself."""
+        factor = self._scale
+        if self._clips is not None:
+            norm = sum(float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2 for flat in self._gradients)
+            factor *= min(1.0, self._clips / (factor * norm**0.5 + 1e-6))
+        if factor != 1:
+            torch._foreach_mul_(self._gradients, factor)
+
+    def _groups(self) -> list[dict[str, Any]] | None:
+        """What the servers do not know yet of learning rates and the like."""
+        groups = rule.describe_groups(self._optimizer)
+        if groups == self._told:
+            return None
+        self._told = groups
+        return groups
+
+    def _take_over(self) -> None:
+        """The new parameters have arrived."""
+        self._bring(self._parameters, self._copy.parameters)
+        torch.autograd.graph.increment_version(self._members.parameters)
+        self._note_versions()
+
+    @staticmethod
+    def _bring(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        """Between a GPU and the memory of its host; nothing if they are the same."""
+        if targets is not sources:
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source)
+
+    def _loaded(self) -> None:
+        """The script has called ``load_state_dict``, on all ranks."""
+        self._is_loaded = True
+        self._note_versions()
+
+    def _send_loaded(self) -> None:
+        if self._is_loaded:
+            self._is_loaded = False
+            if self._client.rank == 0:
+                self._assign()
+                self._sparse.assign()
+
+    def _note_versions(self) -> None:
+        self._versions = [parameter._version for parameter in self._members.parameters]
+
+    def _check(self) -> None:
+        """Raise if a parameter is no longer the copy that the servers update, or was written to by the script."""
+        for i, parameter in enumerate(self._members.parameters):
+            name = self._members.names[i]
+            if parameter.data_ptr() != self._pointers[i]:
+                raise SharedCopyError(
+                    f"parameter {name!r} has left the copy that servers update: do not call model.to(…) or "
+                    "load_state_dict(assign=True), nor set p.data, after hocket.distribute()"
+                )
+            if parameter._version != self._versions[i]:
+                raise SharedCopyError(
+                    f"parameter {name!r} was written to in place by the script, which its servers do not know of: "
+                    "write before hocket.distribute(), or in load_state_dict()"
+                )
+
+
+def terms_of(choice: Served) -> Terms:
+    """What a strategy means for the servers."""
+    bound: int | None = 0
+    groups = 1
+    if isinstance(choice, PS):
+        bound, groups = choice.staleness, int(choice.staleness == 0)
+    elif isinstance(choice, Asynchronous | Downpour):
+        bound, groups = None, 0
+    elif isinstance(choice, Softsync) and choice.n > 1:
+        bound, groups = None, choice.n
+    return Terms(bound, groups, choice.staleness_aware, choice.clip, choice.patience)
+
+
+def scale_of(choice: Served, workers: int) -> float:
+    """By which a worker multiplies its gradients: where each is applied by itself, 1 / workers if nothing is said."""
+    if terms_of(choice).is_collected:
+        return 1.0
+    scale = getattr(choice, "scale", None)
+    return 1 / workers if scale is None else float(scale)

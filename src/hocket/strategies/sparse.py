@@ -1,0 +1,144 @@
+"""Embeddings with sparse gradients: rows are pulled when a forward pass asks for them, and pushed after backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.errors import StrategyError
+from hocket.server.client import Client
+from hocket.server.copies import RowCopy
+from hocket.server.shard import Stored
+from hocket.server.terms import Push, Terms
+from hocket.strategies.members import Members
+
+_State = MutableMapping[Any, Any]
+
+
+class SparseTables:
+    """The weights of ``nn.Embedding(sparse=True)`` in a model; true if there are any.
+
+    A worker's copy of such a table has the rows that it used last; ``state_dict()`` of the model gets them all.
+
+    Attributes:
+        parameters: The weights.
+    """
+
+    def __init__(self, client: Client, model: nn.Module, members: Members, terms: Terms, rule: dict[str, Any]) -> None:
+        modules = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
+        found = {
+            id(m.weight): members.parameters[members.index[id(m.weight)]]
+            for m in modules
+            if id(m.weight) in members.index
+        }
+        self.parameters = list(found.values())
+        if not found:
+            self._tables: dict[int, RowCopy] = {}
+            return
+        if terms.clip is not None:
+            raise StrategyError("clip= does not see sparse gradients: leave it out, or make embeddings sparse=False")
+        self._groups = {key: members.groups[members.index[key]] for key in found}
+        self._tables = {}
+        for key, weight in found.items():
+            rows, width = weight.shape
+            own = {**rule, "groups": [rule["groups"][self._groups[key]]]}
+            self._tables[key] = RowCopy(client, (rows, width), weight.dtype, terms, own)
+        for module in modules:
+            if id(module.weight) in found:
+                hook = _RowHook(module, self._tables[id(module.weight)])
+                module.register_forward_pre_hook(hook.before)
+                module.register_state_dict_pre_hook(hook.complete)  # type: ignore[no-untyped-call]
+
+    def __bool__(self) -> bool:
+        return bool(self._tables)
+
+    def assign(self) -> None:
+        """The servers take over this worker's rows."""
+        for weight in self.parameters:
+            self._tables[id(weight)].assign(weight.detach().cpu())
+
+    def push(self, push: Push, factor: float) -> bool:
+        """Push the gradients of all tables, scaled; False if one was too late."""
+        accepted = True
+        for weight in self.parameters:
+            rows, values = _gradient(weight, factor)
+            group = self._groups[id(weight)]
+            groups = None if push.groups is None else [push.groups[group]]
+            told = Push(push.epoch, push.weight, None, groups, push.batches)
+            accepted &= self._tables[id(weight)].push(told, rows, values)
+        return accepted
+
+    def fetch_state(self, state: _State) -> None:
+        """Have the optimizer's state of all tables."""
+        for weight in self.parameters:
+            parts: dict[str, list[Any]] = {}
+            for stored in sorted(self._tables[id(weight)].state(), key=lambda each: each.start):
+                parts.setdefault(stored.key, []).append(stored.value)
+            for key, values in parts.items():
+                by_rows = all(isinstance(v, torch.Tensor) and v.dim() for v in values)
+                state[weight][key] = torch.cat(values) if by_rows else values[0]
+
+    def send_state(self, state: _State) -> None:
+        """Bring it to the servers."""
+        for weight in self.parameters:
+            stored = [Stored(0, 0, key, value) for key, value in state.get(weight, {}).items()]
+            if stored:
+                self._tables[id(weight)].load_state(stored)
+
+
+class _RowHook:
+    """On one embedding; a copy of the model has a hook that does nothing."""
+
+    def __init__(self, module: nn.Module, table: RowCopy) -> None:
+        self._module: nn.Module | None = module
+        self._table = table
+
+    @torch.no_grad()
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Before a forward pass: have the rows that it asks for as they are now."""
+        if module is self._module and args:
+            rows = torch.unique(args[0].detach().cpu().to(torch.int64))
+            if rows.numel():
+                weight: torch.Tensor = module.weight.data  # type: ignore[assignment]
+                weight.index_copy_(0, rows.to(weight.device), self._table.pull(rows).to(weight.device))
+
+    @torch.no_grad()
+    def complete(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Before ``state_dict()``: have all rows."""
+        if module is self._module:
+            weight: torch.Tensor = module.weight.data  # type: ignore[assignment]
+            if weight.device.type == "cpu" and weight.is_contiguous():
+                self._table.pull_all(weight)
+            else:
+                whole = torch.empty(weight.shape, dtype=weight.dtype)
+                self._table.pull_all(whole)
+                weight.copy_(whole)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _RowHook:
+        return _idle_hook()
+
+    def __reduce__(self) -> tuple[Callable[[], _RowHook], tuple[()]]:
+        return _idle_hook, ()
+
+
+def _idle_hook() -> _RowHook:
+    hook = object.__new__(_RowHook)
+    hook._module = None
+    return hook
+
+
+def _gradient(weight: nn.Parameter, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    gradient = weight.grad
+    if gradient is None or not factor:
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, weight.shape[1], dtype=weight.dtype)
+    if gradient.layout == torch.strided:
+        raise StrategyError(
+            "an embedding with sparse=True has got a dense gradient: is its weight tied to another layer? make it "
+            "with sparse=False"
+        )
+    gradient = gradient.coalesce().cpu()
+    values = gradient.values()
+    return gradient.indices()[0].contiguous(), (values if factor == 1 else values * factor).contiguous()
