@@ -96,9 +96,7 @@ def train(kind: str, processes: int, strategy: str, stop: int | None = None, epo
     by_batch = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     by_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
     counts = {"batches": 0}
-    where = hocket.resume(
-        model=model, optimizer=optimizer, scheduler=[by_batch, by_epoch], loader=loader, extra=counts
-    )
+    where = hocket.resume(model=model, optimizer=optimizer, scheduler=[by_batch, by_epoch], loader=loader, extra=counts)
     random.random(), torch.rand(1)  # the start-up may draw
     seen: list[list[list[int]]] = [[] for _ in range(epochs)]
     for epoch in range(where.epoch, epochs):

@@ -111,9 +111,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_is_told_and_the_last_good_one_stays(
-    small_disk: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_told_and_the_last_good_one_stays(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = small_disk / "saved"
     save(folder, 1.0, width=150)
     with pytest.raises(CheckpointError, match="could not be written: No space left on device"):

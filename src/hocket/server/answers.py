@@ -144,7 +144,7 @@ class Answers:
             service.sent += sum(each.nbytes for each in desk.parameters) if wanted else 0
         for queue, number in push.batches:
             known = service.queue(queue)
-            (known.finish if accepted else known.give_back)(self._rank, (number,))
+            (known.apply if accepted else known.give_back)(self._rank, (number,))
         return Answer({"accepted": accepted, "version": table.version}, parts)
 
     def _pull(self, head: dict[str, Any], _: Body) -> Answer:

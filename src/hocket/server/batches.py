@@ -17,6 +17,7 @@ class _Epoch:
     total: int | None = None  # None: until somebody finds the end
     held: dict[int, int] = field(default_factory=dict)  # batch, and the rank that has it
     again: list[int] = field(default_factory=list)  # to be dealt again
+    applied: set[int] = field(default_factory=set)  # held, but their gradients are in server 0's parameters
 
 
 class Batches:
@@ -73,12 +74,18 @@ class Batches:
                 self._now.again = [number for number in self._now.again if number < total]
                 self._condition.notify_all()
 
+    def apply(self, rank: int, numbers: tuple[int, ...]) -> None:
+        """The gradients of batches that a worker holds are in the parameters here; other servers may not be so far."""
+        with self._condition:
+            self._now.applied |= {number for number in numbers if self._now.held.get(number) == rank}
+
     def finish(self, rank: int, numbers: tuple[int, ...]) -> None:
-        """Batches that a worker held are done."""
+        """Batches that a worker held are done, on all servers."""
         with self._condition:
             for number in numbers:
                 if self._now.held.get(number) == rank:
                     del self._now.held[number]
+                    self._now.applied.discard(number)
             self._condition.notify_all()
 
     def give_back(self, rank: int, numbers: tuple[int, ...]) -> None:
@@ -93,9 +100,11 @@ class Batches:
     def lose(self, rank: int) -> list[int]:
         """A worker has died; the batches that it held, which others get now."""
         with self._condition:
-            lost = sorted(number for number, holder in self._now.held.items() if holder == rank)
-            for number in lost:
+            held = [number for number, holder in self._now.held.items() if holder == rank]
+            lost = sorted(set(held) - self._now.applied)
+            for number in held:
                 del self._now.held[number]
+            self._now.applied -= set(held)
             self._now.again = sorted(self._now.again + lost)
             self._condition.notify_all()
             return lost
@@ -104,7 +113,7 @@ class Batches:
         """Which batches of which epoch are not done, as plain data."""
         with self._condition:
             now = self._now
-            return {"epoch": now.number, "next": now.next, "again": sorted([*now.again, *now.held])}
+            return {"epoch": now.number, "next": now.next, "again": sorted({*now.again, *now.held} - now.applied)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what ``state`` gave; nobody holds anything."""

@@ -41,7 +41,7 @@ class Deal:
         return found if isinstance(found, int) else None
 
     def finish(self, numbers: Sequence[int]) -> None:
-        """Batches are done, though nothing was pushed for them."""
+        """Batches are done; told with the next question."""
         self._finished += numbers
 
     def end(self, total: int) -> None:

@@ -150,7 +150,9 @@ def _slice(data: dict[str, Any]) -> Slice:
     numbers = {name: int(data[name]) for name in ("index", "bucket", "start", "end", "group")}
     if not 0 <= numbers["start"] <= numbers["end"]:
         raise ValueError(f"a slice from {numbers['start']} to {numbers['end']}")
-    return Slice(**numbers, shape=tuple(shape) if shape else None, stride=tuple(stride) if stride else None)
+    return Slice(
+        **numbers, shape=None if shape is None else tuple(shape), stride=None if stride is None else tuple(stride)
+    )
 
 
 @dataclass(frozen=True)

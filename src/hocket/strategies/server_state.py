@@ -80,11 +80,16 @@ class ServerState:
     def _cut(self, each: Any, key: str, value: Any) -> Any:
         """The part of an entry for a slice."""
         place = self._copy.placement.layout.places[each.index]
-        if not isinstance(value, torch.Tensor) or key in _SCALARS or value.shape != place.shape or each.shape:
+        if (
+            not isinstance(value, torch.Tensor)
+            or key in _SCALARS
+            or value.shape != place.shape
+            or each.shape is not None
+        ):
             return value.cpu() if isinstance(value, torch.Tensor) else value
         flat = torch.empty(place.count, dtype=value.dtype)
         flat.as_strided(place.shape, place.stride).copy_(value)
         return flat[each.start - place.start : each.end - place.start]
 
     def _is_whole(self, index: int) -> bool:
-        return any(each.index == index and each.shape for d in self._copy.definitions for each in d.slices)
+        return any(each.index == index and each.shape is not None for d in self._copy.definitions for each in d.slices)

@@ -24,6 +24,7 @@ class Turns:
         self._runtime, self._client = runtime, client
         self._loader = runtime.loaders
         self.deal = Deal(client) if queued else None
+        self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
 
     def begin_pass(self, epoch: int) -> None:
         """A training loop begins; bounds on staleness hold within it."""
@@ -35,13 +36,15 @@ class Turns:
         turn.weight = float(counts.here)
         if self.deal is not None:
             turn.batches.append((self.deal.number, counts.taken - 1))
+            self._given.append(counts.taken - 1)
 
     def end_step(self) -> None:
-        """A batch for which nothing was pushed is done all the same, unless its gradient is kept."""
+        """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
         if any(strategy.holds for strategy in self._runtime.strategies):
             return
         if self.deal is not None:
-            self.deal.finish([number for queue, number in self._client.turn.batches if queue == self.deal.number])
+            self.deal.finish(self._given)
+            self._given = []
         self._client.turn.batches = []
 
     def leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
