@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.job.collectives import barrier as barrier
     from hocket.job.collectives import broadcast as broadcast
     from hocket.job.distribute import distribute as distribute
+    from hocket.job.key_value import KeyValue as KeyValue
     from hocket.job.learning_rate import scale_lr as scale_lr
     from hocket.job.metrics import maximum as maximum
     from hocket.job.metrics import mean as mean
@@ -34,15 +35,28 @@ if TYPE_CHECKING:
     from hocket.job.runtime import rank as rank
     from hocket.job.runtime import size as size
     from hocket.launch.function import launch as launch
+    from hocket.strategies.choices import BSP as BSP
+    from hocket.strategies.choices import PS as PS
+    from hocket.strategies.choices import SSP as SSP
+    from hocket.strategies.choices import Asynchronous as Asynchronous
     from hocket.strategies.choices import Central as Central
+    from hocket.strategies.choices import Downpour as Downpour
     from hocket.strategies.choices import Mirrored as Mirrored
+    from hocket.strategies.choices import Softsync as Softsync
 
 __version__ = "0.1.0"
 
 # Loaded when first used: the command line must not wait for torch.
 _HOMES = {
+    "PS": "hocket.strategies.choices",
+    "BSP": "hocket.strategies.choices",
+    "SSP": "hocket.strategies.choices",
+    "Asynchronous": "hocket.strategies.choices",
+    "Softsync": "hocket.strategies.choices",
+    "Downpour": "hocket.strategies.choices",
     "Central": "hocket.strategies.choices",
     "HocketError": "hocket.errors",
+    "KeyValue": "hocket.job.key_value",
     "Mirrored": "hocket.strategies.choices",
     "SyncBatchNorm": "hocket.job.batchnorm",
     "accumulate": "hocket.job.accumulation",

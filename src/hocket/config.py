@@ -72,9 +72,9 @@ SETTINGS = {
         Setting(
             "tls",
             "auto",
-            ("auto", "off"),
-            "Encryption between workers and servers of different hosts; auto is wherever a server can be reached from "
-            "beyond its host.",
+            ("auto", "on", "off"),
+            "Encryption between workers and servers over TCP; auto is wherever a server can be reached from beyond its "
+            "host.",
         ),
         Setting("verbose", "off", ("off", "on"), "Say more: which parameters are on which server, for example."),
         Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),

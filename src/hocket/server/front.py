@@ -26,7 +26,7 @@ def socket_name(rendezvous: str, server: int) -> str:
 
 def encrypted(address: str, config: Config) -> bool:
     """Whether connections to ``address`` are."""
-    return config.tls == "auto" and not door.is_loopback(address)
+    return config.tls == "on" or (config.tls == "auto" and not door.is_loopback(address))
 
 
 class Front:

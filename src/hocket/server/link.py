@@ -77,7 +77,6 @@ class WireLink(Link):
         self._request: tuple[int, dict[str, Any], Sequence[memoryview], Area | None] = (0, {}, (), None)
         self._wire: Wire | None = connect(time.monotonic() + timeout)
         self.is_local = self._wire.is_local
-        self.sent = self.received = 0
         self._lock = threading.Lock()
         self._process = os.getpid()
         _links.add(self)
@@ -122,6 +121,11 @@ class WireLink(Link):
         self._wire.close()
         self._wire = None
         _links.discard(self)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that this connection has sent and received."""
+        return (self._wire.sent, self._wire.received) if self._wire is not None else (0, 0)
 
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's, whose end must be noticed."""

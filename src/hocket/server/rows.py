@@ -69,7 +69,14 @@ class RowShard(Shard):
 
     def _sparse(self, gradient: Gradient) -> torch.Tensor:
         numbers, values = self._here(gradient[0]), gradient[1]
-        return torch.sparse_coo_tensor(numbers.unsqueeze(0), values, self.table.shape).coalesce()
+        sparse = torch.sparse_coo_tensor(
+            numbers.unsqueeze(0),
+            values,
+            self.table.shape,
+            check_invariants=False,  # has been done
+            is_coalesced=bool((numbers[1:] > numbers[:-1]).all()),
+        )
+        return sparse.coalesce()
 
     def _here(self, numbers: torch.Tensor) -> torch.Tensor:
         here = numbers - self.first
