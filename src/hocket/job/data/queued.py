@@ -39,6 +39,8 @@ class QueuedIndices(ShardedIndices):
             plan.counts.append(Counts(count, count, number + 1))
             indices = batch[0] if ready else batch
             yield indices if self.seed is None else SeededIndices(indices, mix(self.seed, plan.epoch, number))
+        for _ in order:  # generators of the script's own must be where those of other ranks are
+            pass
 
     def _in_order(self, plan: Plan, size: int) -> Iterator[list[Any]]:
         """All batches of the epoch, from its beginning."""

@@ -1,0 +1,219 @@
+"""The parameter server: round trips, several servers, stragglers, rows; started by ``hocket bench server``.
+
+Each part is a job of its own; what it compares is measured alternately in one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.bench.timing import alternate, median, ratio
+from hocket.job.collectives import allreduce, barrier
+from hocket.job.distribute import distribute
+from hocket.job.key_value import KeyValue
+from hocket.job.runtime import current, init, rank
+from hocket.server import rule
+from hocket.server.client import Client
+from hocket.server.copies import DenseCopy
+from hocket.server.link import WireLink
+from hocket.server.placement import place
+from hocket.server.terms import Push, Terms
+
+PARAMETERS = 10_000_000
+_TABLE = (10_000_000, 16)
+_ROWS = 512
+
+
+def main() -> None:
+    """Measure one part, the third argument, and write its rows to the file that is the first."""
+    init()
+    rounds, part = int(sys.argv[2]), sys.argv[3]
+    rows = {"round trip": _round_trips, "servers": _servers, "straggler": _straggler, "rows": _rows}[part](rounds)
+    if rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(rows))
+
+
+def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def _round_trips(rounds: int) -> list[dict[str, Any]]:
+    """Push + pull of one worker against a Ray actor that does the same, and against the copies alone."""
+    store, gradient = KeyValue({"w": torch.zeros(PARAMETERS)}, _sgd), torch.randn(PARAMETERS)
+
+    def hocket() -> object:
+        store.push("w", gradient)
+        return store.pull("w")
+
+    ways: dict[str, Callable[[], object]] = {"hocket": hocket, "alone": _alone(gradient)}
+    with _ray(gradient) as actor:
+        if actor is not None:
+            ways["ray"] = actor
+        times = alternate(ways, rounds, 0.4)
+    store.close()
+    row: dict[str, Any] = {"what": current().communicator.way}
+    row |= {f"{way}_ms": median(values) * 1e3 for way, values in times.items()}
+    if "ray" in times:
+        row["hocket_ratio"] = ratio(times, "ray", "hocket")
+    return [row]
+
+
+def _alone(gradient: torch.Tensor) -> Callable[[], object]:
+    """Copy in, step and copy out, in one process."""
+    given, parameters, got = (torch.zeros(PARAMETERS) for _ in range(3))
+
+    def way() -> object:
+        given.copy_(gradient)
+        parameters.add_(given, alpha=-0.1)
+        return got.copy_(parameters)
+
+    return way
+
+
+@contextlib.contextmanager
+def _ray(gradient: torch.Tensor) -> Any:
+    """A round trip to a Ray actor, or None if Ray is not installed."""
+    try:
+        import ray
+    except ImportError:
+        yield None
+        return
+    array = gradient.numpy()
+
+    class Server:
+        def __init__(self, count: int) -> None:
+            self.parameter = nn.Parameter(torch.zeros(count))
+            self.optimizer = torch.optim.SGD([self.parameter], lr=0.1)
+
+        def push_pull(self, given: Any) -> Any:
+            with contextlib.suppress(UserWarning):
+                self.parameter.grad = torch.from_numpy(given)
+            self.optimizer.step()
+            return self.parameter.detach().numpy()
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        actor: Any = ray.remote(Server)
+        actor = actor.remote(gradient.numel())
+    try:
+        yield lambda: torch.from_numpy(ray.get(actor.push_pull.remote(array)))
+    finally:
+        ray.shutdown()
+
+
+def _servers(rounds: int) -> list[dict[str, Any]]:
+    """All workers push and pull at once, to the first server alone and to all of them."""
+    client = current().client
+    assert client is not None
+    first = Client(client.rank, client.workers, client.links[:1])
+    first.tables, first.queues = 1000, 1000  # numbers that nobody else has
+    ways = {"one server": _pushes(first), f"{len(client.links)} servers": _pushes(client)}
+    times = alternate(ways, rounds, 1.0)
+    names = list(ways)
+    row: dict[str, Any] = {"what": f"{client.workers} workers, one server or {len(client.links)}"}
+    row |= {f"{name}_ms": median(times[name]) * 1e3 for name in names}
+    row[f"{names[1]}_ratio"] = ratio(times, *names)
+    return [row]
+
+
+def _pushes(client: Client) -> Callable[[], object]:
+    parameter = nn.Parameter(torch.zeros(PARAMETERS))
+    placement = place([parameter], [0], len(client.links), "partitioned", whole=False)
+    copy = DenseCopy(client, placement, Terms(None, 0), rule.describe(_sgd([parameter])))
+    gradient = torch.randn(PARAMETERS)
+    barrier()
+
+    def way() -> object:
+        copy.gradients[0].copy_(gradient)
+        return copy.push(Push())
+
+    return way
+
+
+def _straggler(rounds: int) -> list[dict[str, Any]]:
+    """Samples per second of all workers, of which the last sleeps four times its own step time in every step."""
+    batch, speeds = 32, {}
+    for strategy in ("bsp", "asynchronous"):
+        model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = distribute(model, optimizer, strategy=strategy)
+        x, y = torch.randn(batch, 256), torch.randint(0, 10, (batch,))
+
+        def step(model: nn.Module = model, optimizer: Any = optimizer, x: Any = x, y: Any = y) -> float:
+            begin = time.perf_counter()
+            nn.functional.cross_entropy(model(x), y).backward()
+            computed = time.perf_counter() - begin
+            if rank() == current().config.size - 1:
+                time.sleep(4 * computed)
+            optimizer.step()
+            optimizer.zero_grad()
+            return computed
+
+        speeds[strategy] = step
+    found: dict[str, list[float]] = {strategy: [] for strategy in speeds}
+    for _ in range(rounds):
+        for strategy, step in speeds.items():
+            found[strategy].append(_measure_speed(step, batch, in_step=strategy == "bsp"))
+    row: dict[str, Any] = {"what": f"{current().config.size} workers, one of them slow"}
+    row |= {f"{strategy}_samples/s": statistics.median(values) for strategy, values in found.items()}
+    pairs = zip(found["asynchronous"], found["bsp"], strict=True)
+    row["asynchronous_ratio"] = statistics.median(a / b for a, b in pairs)
+    return [row]
+
+
+def _measure_speed(step: Callable[[], float], batch: int, *, in_step: bool) -> float:
+    """All workers together, over about two seconds; in bsp everyone takes as many steps."""
+    barrier()
+    begin, steps = time.perf_counter(), 0
+    while time.perf_counter() - begin < 2.0 if not in_step else steps < 60:
+        step()
+        steps += 1
+    seconds = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+    total = allreduce(torch.tensor(steps * batch / float(seconds), dtype=torch.float64), "sum")
+    return float(total)
+
+
+def _rows(rounds: int) -> list[dict[str, Any]]:
+    """Pushes and pulls of a few rows of a large table."""
+    client = current().client
+    assert client is not None
+    link = client.first
+    assert isinstance(link, WireLink)
+    store = KeyValue({"table": torch.zeros(_TABLE)}, _sgd, rows=["table"])
+    gradient, rows = torch.randn(_ROWS, _TABLE[1]), torch.randperm(_TABLE[0])[:_ROWS]
+
+    def way() -> object:
+        store.push("table", gradient, rows)
+        return store.pull("table", rows)
+
+    way()
+    before = sum(link.traffic)
+    way()
+    nbytes = sum(link.traffic) - before
+    times = alternate({"rows": way}, rounds, 0.5)
+    store.close()
+    dense = 2 * _TABLE[0] * _TABLE[1] * 4
+    return [
+        {
+            "what": f"{_ROWS} rows of {_TABLE[0]:,} × {_TABLE[1]}",
+            "round trips_per s": 1 / median(times["rows"]),
+            "travels_KB": nbytes / 1e3,
+            "fewer than dense_×": dense / nbytes,
+        }
+    ]
+
+
+if __name__ == "__main__":
+    main()
