@@ -13,6 +13,7 @@
     └── JobError              the job cannot go on
         ├── HostError         a host of ``-H`` cannot take part
         ├── WorkerLost        a rank has ended while others wait for it
+        ├── ServerLost        a parameter server has ended
         └── DeadlineExceeded  a rank is alive but has not arrived within ``--timeout``
 
 A wrong user gets one of these; a broken invariant of Hocket itself gets an ``AssertionError``.
@@ -71,6 +72,10 @@ class HostError(JobError):
 
 class WorkerLost(JobError):
     """A rank has ended while others wait for it."""
+
+
+class ServerLost(JobError):
+    """A parameter server has ended."""
 
 
 class DeadlineExceeded(JobError, TimeoutError):
