@@ -97,12 +97,16 @@ class LocalCrew(Crew):
                 key.data()
             else:
                 yield from self._read(key)
-        for member, process in self._processes.items():
-            if member.returncode is None and (status := process.poll()) is not None:
-                if status < 0:  # it could not end its data-loader processes, and they do not notice for seconds
-                    leftovers.kill_session(self._mark, process.pid)
-                yield from self._drain(member)
-                member.returncode = status
+        running = {member: process for member, process in self._processes.items() if member.returncode is None}
+        ended = {member: status for member, process in running.items() if (status := process.poll()) is not None}
+        for member in running if ended else ():  # what others told before an end is heard before it
+            for key in self._keys(member):
+                yield from self._read(key)
+        for member, status in ended.items():
+            if status < 0:  # it could not end its data-loader processes, and they do not notice for seconds
+                leftovers.kill_session(self._mark, running[member].pid)
+            yield from self._drain(member)
+            member.returncode = status
 
     def signal(self, member: Member, number: int) -> None:
         if member.returncode is None:

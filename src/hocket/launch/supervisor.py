@@ -196,8 +196,9 @@ class _Supervisor:
         """Show what is written, for at most ``seconds`` if nothing is."""
         self._take(self._crew.read(seconds))
         self._listener.tick()
-        if not any(member.stage in ("failed", "reported") for member in self._crew.members):
-            self._words.release()  # else the job is about to end, and which traceback is the cause will be clear then
+        is_ending = any(member.stage in ("failed", "reported") for member in self._crew.members)
+        if not is_ending and not self._survival.is_over:  # else which traceback is the cause will be clear at the end
+            self._words.release()
 
     def _take(self, chunks: Iterable[Chunk]) -> None:
         for member, pipe, data in chunks:

@@ -35,7 +35,7 @@ class _Worker:
         self.lost = self.lost or bool(told.get("lost"))
 
     def __str__(self) -> str:
-        parts = [f"{self.pushes:,} pushes"]
+        parts = [f"{self.pushes:,} push{'' if self.pushes == 1 else 'es'}"]
         if self.seconds > 0 and self.pushes > 1:
             parts = [f"{(self.pushes - 1) / self.seconds:,.1f} pushes/s"]
         if any(self.staleness):
