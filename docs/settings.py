@@ -13,7 +13,11 @@ GIVEN = [
     ("RANK, LOCAL_RANK", "The number of this worker in the job, and on its host."),
     ("WORLD_SIZE, LOCAL_WORLD_SIZE", "How many workers the job has, and this host."),
     ("GROUP_RANK, GROUP_WORLD_SIZE", "The number of this worker's host, and how many hosts the job has."),
-    ("MASTER_ADDR, MASTER_PORT", "Where a script that calls `torch.distributed.init_process_group` finds its store."),
+    (
+        "MASTER_ADDR, MASTER_PORT",
+        "Where a script that calls `torch.distributed.init_process_group` finds its store; with servers, server 0.",
+    ),
+    ("HOCKET_SERVER", "For servers alone, who have no rank: the number of this one."),
     ("OMP_NUM_THREADS", "Threads of a worker: the cores divided by the workers, unless you have set it."),
     ("PYTHONUNBUFFERED", "1, so that lines appear when they are printed."),
     ("HOCKET_RENDEZVOUS", "The abstract socket on which rank 0 hands out shared memory."),

@@ -6,28 +6,28 @@ import pytest
 
 from hocket.events import Stage, encode
 from hocket.launch import supervisor
-from hocket.launch.crew import Chunk, Crew, Loss, Worker
+from hocket.launch.crew import Chunk, Crew, Loss, Member
 from hocket.launch.environment import Job
 from hocket.launch.signals import Signals
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: broken\n"
-Act = Callable[[list[Worker], list[Loss]], list[Chunk]]
+Act = Callable[[list[Member], list[Loss]], list[Chunk]]
 
 
 class Actors(Crew):
-    """Workers of hosts a and b that do what was written for them, one act at each look."""
+    """Members of hosts a and b that do what was written for them, one act at each look."""
 
     def __init__(self, acts: list[Act]) -> None:
-        self.workers = [Worker(0, "a"), Worker(1, "b"), Worker(2, "b")]
+        self.members = [Member(0, "a"), Member(1, "b"), Member(2, "b")]
         self.losses: list[Loss] = []
         self._acts = acts
 
     def read(self, seconds: float) -> Iterator[Chunk]:
         if self._acts:
-            yield from self._acts.pop(0)(self.workers, self.losses)
+            yield from self._acts.pop(0)(self.members, self.losses)
 
-    def signal(self, worker: Worker, number: int) -> None:
-        worker.returncode = -number
+    def signal(self, member: Member, number: int) -> None:
+        member.returncode = -number
 
     def end(self) -> Iterator[Chunk]:
         return iter(())
@@ -49,10 +49,10 @@ def run(acts: list[Act], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 def test_a_rank_that_ends_late_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(workers: list[Worker], _: list[Loss]) -> list[Chunk]:
+    def fail(workers: list[Member], _: list[Loss]) -> list[Chunk]:
         return [Chunk(workers[1], "stderr", TRACEBACK), Chunk(workers[1], "events", encode(Stage("failed", 1)))]
 
-    def end(workers: list[Worker], _: list[Loss]) -> list[Chunk]:
+    def end(workers: list[Member], _: list[Loss]) -> list[Chunk]:
         workers[1].returncode = 1
         return []
 
@@ -66,11 +66,11 @@ def test_a_rank_that_ends_late_is_reported_once(
 def test_a_lost_host_is_the_cause_of_what_failed_for_it(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(workers: list[Worker], _: list[Loss]) -> list[Chunk]:
+    def fail(workers: list[Member], _: list[Loss]) -> list[Chunk]:
         workers[0].returncode = 1
         return [Chunk(workers[0], "stderr", TRACEBACK.replace(b"broken", b"connection reset"))]
 
-    def lose(workers: list[Worker], losses: list[Loss]) -> list[Chunk]:
+    def lose(workers: list[Member], losses: list[Loss]) -> list[Chunk]:
         workers[1].is_lost = workers[2].is_lost = True
         losses.append(Loss("b", [1, 2], "the connection ended"))
         return [Chunk(workers[2], "stderr", b"last words")]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hocket.errors import RecordError, UsageError
-from hocket.events import Facts, Happening, Metrics, Progress
-from hocket.observe import folders, reader
+from hocket.events import Facts, Happening, Metrics, Progress, Served
+from hocket.observe import folders, reader, show
 from hocket.observe import recorder as recorder_module
 from hocket.observe.recorder import Recorder, Thinning
 from hocket.observe.writer import Writer
@@ -196,3 +196,24 @@ def test_what_is_no_record_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "run.sqlite").write_bytes(b"not a database, but long enough to be read as the header of one" * 40)
     with pytest.raises(RecordError, match="cannot be read: file is not a database"):
         reader.read(tmp_path)
+
+
+def test_servers_are_no_ranks_and_another_rank_may_lead(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, FACTS)
+    recorder.take(None, Progress(1, 1, 9, 1, 1, 1))
+    recorder.take(None, Metrics(1, 1, 0.0, {"loss": 9.0}))
+    recorder.take(None, Facts({"strategy": "ps", "on": "a server"}))
+    recorder.take(None, Happening("worker lost", {"rank": 0}))
+    for updates in (1, 2):
+        workers = {"0": {"staleness": {"3": updates}}}
+        recorder.take(None, Served(1, "here", 1.0, 0.5, updates, 0, 0, {}, workers))
+    recorder.lead = 1
+    recorder.take(0, Metrics(2, 2, 0.0, {"loss": 8.0}))
+    recorder.take(1, Metrics(2, 2, 0.0, {"loss": 1.0}))
+    recorder.add_facts("servers", {"staleness": "mean 3.0"})
+    recorder.finish(0, "well", [])
+    run = reader.read(tmp_path)
+    assert run.metrics["loss"].count == 1 and run.metrics["loss"].last == 1.0 and run.ranks == {}
+    assert run.facts["told"] == {"strategy": "ps", "on": "a server"} and run.events[0]["rank"] is None
+    assert run.facts["served"]["server 1"]["workers"]["0"]["staleness"] == {"3": 2}
+    assert "Servers\n  staleness  mean 3.0\n" in "\n".join(show.details(run)) + "\n"

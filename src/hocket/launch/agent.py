@@ -1,4 +1,4 @@
-"""The launcher's hand on one host: starts its part of the workers, passes on what they write, and ends them.
+"""The launcher's hand on one host: starts its part of the job, passes on what that writes, and ends it.
 
 Started as ``ssh HOST python -m hocket.launch.agent``. It talks frames with the launcher over its standard input and
 output, and ends with everything of the job when these end, or when the launcher has been silent for 10 seconds.
@@ -21,7 +21,7 @@ from hocket.errors import JobError
 from hocket.launch import answers, frames
 from hocket.launch.answers import Reaching
 from hocket.launch.channel import Channel
-from hocket.launch.crew import Chunk, Worker
+from hocket.launch.crew import Chunk, Member
 from hocket.launch.environment import Job, Place
 from hocket.launch.frames import Frame
 from hocket.launch.input import Input
@@ -65,7 +65,7 @@ class _Agent:
         self._secret, self._number = b"", 0
         self._base = config.environment()
         self._base.pop("PYTHONSAFEPATH", None)  # was meant for the agent
-        self._told: set[Worker] = set()  # of whose end the launcher knows
+        self._told: set[Member] = set()  # of whose end the launcher knows
         self._heard = self._pinged = time.monotonic()
         self._is_over = False
         self._selector = selectors.DefaultSelector()
@@ -142,14 +142,14 @@ class _Agent:
             self._selector.unregister(self._channel.writer)
 
     def _pass_on(self, chunk: Chunk) -> None:
-        self._channel.send("output", chunk.data, rank=chunk.worker.rank, pipe=chunk.pipe)
+        self._channel.send("output", chunk.data, name=chunk.member.name, pipe=chunk.pipe)
 
     def _tell_ends(self) -> None:
         assert self._crew is not None
-        for worker in self._crew.workers:
-            if worker.returncode is not None and worker not in self._told:
-                self._told.add(worker)
-                self._channel.send("ended", rank=worker.rank, status=worker.returncode)
+        for member in self._crew.members:
+            if member.returncode is not None and member not in self._told:
+                self._told.add(member)
+                self._channel.send("ended", name=member.name, status=member.returncode)
 
     def _take_job(self, frame: Frame) -> None:
         self._secret, self._number = frame.body, int(frame.head["number"])
@@ -176,7 +176,7 @@ class _Agent:
         head: dict[str, Any] = frame.head
         job = Job(tuple(head["command"]), head["size"], head["settings"], head["mark"], self._secret)
         place = Place(**head["place"])
-        stdin = self._input.open() if place.first == 0 else None
+        stdin = self._input.open() if place.count and place.first == 0 else None
         try:
             self._crew = LocalCrew(
                 job, self._signals, place=place, port=head["port"], base=self._base, folder=Path(head["folder"]),
@@ -188,9 +188,9 @@ class _Agent:
 
     def _pass_signal(self, frame: Frame) -> None:
         if self._crew is not None:
-            for worker in self._crew.workers:
-                if worker.rank == frame.head["rank"]:
-                    self._crew.signal(worker, frame.head["number"])
+            for member in self._crew.members:
+                if member.name == frame.head["name"]:
+                    self._crew.signal(member, frame.head["number"])
 
     def _end(self, _: Frame) -> None:
         if self._crew is not None:

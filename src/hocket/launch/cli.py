@@ -57,13 +57,22 @@ def run(
     checkpoint_every: Annotated[str | None, _flag("checkpoint-every")] = None,
     checkpoint_keep: Annotated[str | None, _flag("checkpoint-keep")] = None,
     check_replicas: Annotated[str | None, _flag("check-replicas")] = None,
+    servers: Annotated[str | None, _flag("servers")] = None,
+    server_hosts: Annotated[
+        str | None,
+        typer.Option("--server-hosts", help="Hosts for the servers: node3,node4:2. [default: the workers' hosts]"),
+    ] = None,
+    tls: Annotated[str | None, _flag("tls")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help=f"{config.SETTINGS['verbose'].help} Also HOCKET_VERBOSE=on.")
+    ] = False,
     run_dir: Annotated[str | None, _flag("run-dir")] = None,
     no_record: Annotated[bool, typer.Option("--no-record", help="Keep no record of this run.")] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write curves for TensorBoard, into the run's folder.")
     ] = False,
     log_dir: Annotated[
-        Path | None, typer.Option("--log-dir", help="Keep each worker's output in a file there.")
+        Path | None, typer.Option("--log-dir", help="Keep the output of each worker and server in a file there.")
     ] = None,
     host: Annotated[
         str | None, typer.Option("-H", "--hosts", help="Other machines over SSH, and workers on each: node1:4,node2:4.")
@@ -87,8 +96,10 @@ def run(
         raise UsageError("-H and --hostfile both name the hosts: use one of them")
     named = hosts.parse(host) if host is not None else hosts.read_file(hostfile) if hostfile is not None else []
     if not named:
-        _refuse_without_hosts({"--ssh": ssh, "--python": python, "--interface": interface, "-x": export})
-    count = machine.worker_count(workers) if not named else 0
+        flags_for_hosts = {"--ssh": ssh, "--python": python, "--interface": interface, "-x": export}
+        _refuse_without_hosts({**flags_for_hosts, "--server-hosts": server_hosts})
+    beside = config.count("servers", servers or config.told().get("servers") or "0")
+    count = machine.worker_count(workers, beside) if not named else 0
     command = _command(script, args or [], module)
     flags = {
         "strategy": strategy,
@@ -99,6 +110,9 @@ def run(
         "checkpoint-every": checkpoint_every,
         "checkpoint-keep": checkpoint_keep,
         "check-replicas": check_replicas,
+        "servers": servers,
+        "tls": tls,
+        "verbose": "on" if verbose else None,
         "ssh": ssh,
         "python": python,
         "interface": interface,
@@ -113,7 +127,8 @@ def run(
         return None if no_record else recording.start(sized, settings, tensorboard=tensorboard, hosts=facts)
 
     if named:
-        wishes = _wishes(named, workers, settings, export or [])
+        dealt = _server_hosts(server_hosts, job.servers) if server_hosts is not None else {}
+        wishes = _wishes(named, workers, settings, export or [], dealt)
         sys.exit(on_hosts.run(job, wishes, log_dir, record))
     sys.exit(supervisor.run(job, log_dir, record(job, None), report))
 
@@ -142,14 +157,24 @@ def _refuse_without_hosts(flags: dict[str, object]) -> None:
             raise UsageError(f"{flag} is for other hosts: name these with -H node1:4,node2:4 or --hostfile")
 
 
-def _wishes(named: list[hosts.Host], workers: str, settings: dict[str, str], export: list[str]) -> Wishes:
+def _server_hosts(text: str, servers: int) -> dict[str, list[int]]:
+    """Which servers are where."""
+    named = hosts.parse(text, "--server-hosts", "server")
+    if not servers:
+        raise UsageError(f"--server-hosts {text}, but there are no servers: add --servers {max(1, len(named))}")
+    return hosts.deal_servers(named, servers)
+
+
+def _wishes(
+    named: list[hosts.Host], workers: str, settings: dict[str, str], export: list[str], servers: dict[str, list[int]]
+) -> Wishes:
     """What the user says about the hosts, after a look at it."""
     if workers != "auto" and (not workers.isdecimal() or int(workers) < 1):
         raise UsageError(f"-n {workers}: must be a number of workers from 1, or be left out for all slots of the hosts")
     count = None if workers == "auto" else int(workers)
     return Wishes(
         named, count, settings.get("ssh") or config.SETTINGS["ssh"].default, settings.get("python") or None,
-        settings.get("interface") or None, config.exported(export),
+        settings.get("interface") or None, config.exported(export), servers,
     )  # fmt: skip
 
 
@@ -175,7 +200,7 @@ def _checked(given: dict[str, str]) -> dict[str, str]:
         choices.parse(settings["strategy"])
     if "timeout" in settings:
         config.seconds(settings["timeout"])
-    for name in ("on-nan", "transport"):
+    for name in ("on-nan", "transport", "tls", "verbose"):
         if name in settings:
             config.choice(name, settings[name])
     for name in config.COUNTS:

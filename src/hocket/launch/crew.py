@@ -1,33 +1,46 @@
-"""The workers of a job, wherever they run: what the supervisor sees of them."""
+"""The workers and servers of a job, wherever they run: what the supervisor sees of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 
 @dataclass(eq=False)
-class Worker:
-    """A process of the job.
+class Member:
+    """A process of the job: a worker or a server.
 
     Attributes:
-        rank: Its number in the job.
+        number: Its number among those of its role: the rank of a worker.
         host: Where it runs, by the name that a report should have.
+        role: What it is.
         returncode: How it ended, as subprocess has it; None while it runs, or if nobody will ever know.
-        is_lost: Whether its host was lost.
+        is_lost: Whether its host was lost, or the job goes on without it.
         stage: The last that it has told (see hocket.events.Stage).
         status: With which it says that it will end.
+        has_joined: Whether it has told that it joined the others.
     """
 
-    rank: int
+    number: int
     host: str
+    role: Literal["rank", "server"] = "rank"
     returncode: int | None = None
     is_lost: bool = False
     stage: str = ""
     status: int = 0
+    has_joined: bool = False
     events_rest: bytes = b""
+
+    @property
+    def name(self) -> str:
+        """``rank 3`` or ``server 0``: what no other process of the job is called."""
+        return f"{self.role} {self.number}"
+
+    @property
+    def is_server(self) -> bool:
+        return self.role == "server"
 
     @property
     def is_running(self) -> bool:
@@ -38,9 +51,9 @@ Pipe = Literal["stdout", "stderr", "events"]
 
 
 class Chunk(NamedTuple):
-    """Some bytes that a worker has written."""
+    """Some bytes that a worker or server has written."""
 
-    worker: Worker
+    member: Member
     pipe: Pipe
     data: bytes
 
@@ -51,29 +64,30 @@ class Loss(NamedTuple):
     host: str
     ranks: list[int]
     reason: str
+    servers: Sequence[int] = ()
 
 
 class Crew(ABC):
-    """All workers of a job.
+    """All workers and servers of a job. What a worker that is killed by a signal leaves in its session is killed too.
 
     Attributes:
-        workers: Every one of them, by rank.
+        members: Every one of them, workers before servers.
         losses: Hosts that were lost, in the order in which that was noticed.
     """
 
-    workers: list[Worker]
+    members: list[Member]
     losses: list[Loss]
 
     @abstractmethod
     def read(self, seconds: float) -> Iterator[Chunk]:
-        """What workers write; waits at most ``seconds`` if there is nothing, and for the signals of the job.
+        """What they write; waits at most ``seconds`` if there is nothing, and for the signals of the job.
 
-        Once the ``returncode`` of a worker is set, its last words have been given out.
+        Once the ``returncode`` of one is set, its last words have been given out.
         """
 
     @abstractmethod
-    def signal(self, worker: Worker, number: int) -> None:
-        """Send a signal to a worker, if it runs."""
+    def signal(self, member: Member, number: int) -> None:
+        """Send a signal to one of them, if it runs."""
 
     @abstractmethod
     def end(self) -> Iterator[Chunk]:

@@ -1,13 +1,15 @@
-"""What a worker is told through its environment: torchrun's variables, and Hocket's own."""
+"""What a worker or server is told through its environment: torchrun's variables, and Hocket's own."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hocket import config
 from hocket.launch import leftovers, machine
+
+_OF_ONE = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOCKET_SERVER")  # which one process has
 
 
 @dataclass(frozen=True)
@@ -28,20 +30,26 @@ class Job:
     mark: str = field(default_factory=lambda: secrets.token_hex(16))
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
+    @property
+    def servers(self) -> int:
+        """How many parameter servers."""
+        return int(self.settings.get("servers") or 0)
+
 
 @dataclass(frozen=True)
 class Place:
-    """One of the hosts of a job over several, and the workers there.
+    """One of the hosts of a job over several, and the workers and servers there.
 
     Attributes:
-        number: Of the host, from 0.
-        hosts: How many hosts there are.
+        number: Of the host, from 0; those without workers come last.
+        hosts: How many hosts have workers.
         name: The host as the user wrote it.
         first: The rank of its first worker.
         count: How many workers it has.
         address: Where the other hosts reach it.
         interface: The network interface of this address.
-        master: The address of host 0.
+        master: The address of the host on which server 0 is, or without servers rank 0.
+        servers: The numbers of the servers that it has.
     """
 
     number: int
@@ -52,13 +60,14 @@ class Place:
     address: str
     interface: str
     master: str
+    servers: Sequence[int] = ()
 
     def mark(self, job: Job) -> str:
         """Found on this host's processes of the job only; two hosts may share a kernel."""
         return f"{job.mark}-{self.number}"
 
 
-def environment(
+def of_worker(
     job: Job, local_rank: int, port: int, place: Place | None = None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The environment of one worker.
@@ -70,19 +79,33 @@ def environment(
         place: Its host; without one, the job has this host only.
         base: What to begin with, instead of the environment of this process.
     """
-    env = dict(config.environment() if base is None else base)
-    for name in config.FOR_HOSTS:
-        env.pop(config.SETTINGS[name].variable, None)  # for the launcher alone
     rank, count = (local_rank, job.size) if place is None else (place.first + local_rank, place.count)
+    env = _of_both(job, count, port, place, base)
+    env.update(RANK=str(rank), LOCAL_RANK=str(local_rank), ROLE_RANK=str(rank))
+    return env
+
+
+def of_server(
+    job: Job, number: int, port: int, place: Place | None = None, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of server ``number``: that of a worker of its host, without a rank; arguments as for one."""
+    here = job.size + job.servers if place is None else place.count + len(place.servers)
+    env = _of_both(job, here, port, place, base)
+    env["HOCKET_SERVER"] = str(number)
+    return env
+
+
+def _of_both(job: Job, sharing: int, port: int, place: Place | None, base: Mapping[str, str] | None) -> dict[str, str]:
+    """What workers and servers have in common; ``sharing`` is among how many the cores are divided."""
+    env = dict(config.environment() if base is None else base)
+    for name in (*(config.SETTINGS[name].variable for name in config.FOR_HOSTS), *_OF_ONE):
+        env.pop(name, None)  # for the launcher alone, or of a job around this one
     if not env.get("OMP_NUM_THREADS"):
-        env["OMP_NUM_THREADS"] = str(max(1, machine.cores() // count))
+        env["OMP_NUM_THREADS"] = str(max(1, machine.cores() // sharing))
     env.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(local_rank),
         GROUP_RANK="0",
-        ROLE_RANK=str(rank),
         WORLD_SIZE=str(job.size),
-        LOCAL_WORLD_SIZE=str(count),
+        LOCAL_WORLD_SIZE=str(job.size if place is None else place.count),
         GROUP_WORLD_SIZE="1",
         ROLE_WORLD_SIZE=str(job.size),
         ROLE_NAME="default",
@@ -94,7 +117,7 @@ def environment(
     if place is not None:
         env.update(_of_place(job, place, env))
     env[leftovers.VARIABLE] = job.mark
-    for name, value in job.settings.items():
+    for name, value in {"servers": str(job.servers), **job.settings}.items():
         env[config.SETTINGS[name].variable] = value
     return env
 

@@ -43,8 +43,8 @@ def launch(
         *args: Its arguments: plain data, tensors, arrays, or functions and classes such as ``fn`` itself.
         n: How many workers, or ``"auto"``: one per core.
         strategy: How they train together, as ``hocket run --strategy`` has it, or for example ``hocket.Central()``.
-        **options: Other settings of ``hocket run`` by name (``timeout=60``, ``on_nan="skip"``); all others are
-            keyword arguments of ``fn``.
+        **options: Other settings of ``hocket run`` by name (``servers=2``, ``timeout=60``, ``on_nan="skip"``,
+            ``verbose=True``); all others are keyword arguments of ``fn``.
 
     Raises:
         UsageError: something cannot be sent to workers or brought back, or a setting is wrong.
@@ -55,8 +55,8 @@ def launch(
     if strategy is not None:
         settings["strategy"] = strategy if isinstance(strategy, str) else choices.write(strategy)
     _check_arguments(fn, args, options, {"n" if n != "auto" else "", *(name.replace("-", "_") for name in settings)})
-    count = machine.worker_count(str(n))
     env = _environment(settings)
+    count = machine.worker_count(str(n), config.read(env).servers)
     folder = Path(tempfile.mkdtemp(prefix="hocket-"))  # which only this user can read
     try:
         _send(folder, fn, args, options)
@@ -86,7 +86,10 @@ def _check_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tak
 def _environment(settings: dict[str, Any]) -> dict[str, str]:
     """The launcher's environment, with the settings in it, which are right."""
     env = config.environment()
-    env.update({config.SETTINGS[name].variable: str(value) for name, value in settings.items() if value is not None})
+    for name, value in settings.items():
+        if value is not None:
+            text = ("off", "on")[value] if isinstance(value, bool) else str(value)
+            env[config.SETTINGS[name].variable] = text
     told = config.read(env)
     if told.job is not None or told.size > 1:
         raise UsageError(

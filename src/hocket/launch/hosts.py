@@ -1,4 +1,4 @@
-"""Which hosts a job runs on: reads ``-H`` and host files, and deals out the workers."""
+"""Which hosts a job runs on: reads ``-H``, ``--server-hosts`` and host files, and deals out workers and servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Host:
 
     Attributes:
         name: As the user wrote it; ssh knows what it means.
-        slots: How many workers it may have; None is one per GPU, or where there is none, per core.
+        slots: How many workers it may have; None is one per GPU, or where there is none, per core. In
+            ``--server-hosts``, how many servers it has; None is its share.
     """
 
     name: str
@@ -33,10 +34,10 @@ class Host:
         return self.name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
 
 
-def parse(text: str) -> list[Host]:
-    """Read the value of ``-H``: ``node1:4,node2:4``."""
-    hosts = [_parse_host(part.strip(), f"-H {text}") for part in text.split(",")]
-    _refuse_duplicates(hosts, f"-H {text}")
+def parse(text: str, flag: str = "-H", role: str = "worker") -> list[Host]:
+    """Read the value of ``-H`` or ``--server-hosts``: ``node1:4,node2:4``."""
+    hosts = [_parse_host(part.strip(), f"{flag} {text}", role=role) for part in text.split(",")]
+    _refuse_duplicates(hosts, f"{flag} {text}", role)
     return hosts
 
 
@@ -97,7 +98,38 @@ def deal(slots: Sequence[int], workers: int | None) -> list[int]:
     return counts
 
 
-def _parse_host(text: str, where: str, slots: str | None = None) -> Host:
+def deal_servers(hosts: Sequence[Host], servers: int) -> dict[str, list[int]]:
+    """The numbers of the servers that each host gets, one after the other and around again, by the host's name.
+
+    A host with a number of slots gets as many servers, the others share the rest; hosts without any are left out.
+
+    Raises:
+        UsageError: the slots are more or fewer than the servers.
+    """
+    fixed = sum(host.slots or 0 for host in hosts)
+    shares = sum(host.slots is None for host in hosts)
+    if fixed > servers or (fixed < servers and not shares):
+        named = ",".join(host.name if host.slots is None else f"{host.name}:{host.slots}" for host in hosts)
+        raise UsageError(
+            f"--servers {servers}, but --server-hosts {named} has {fixed}: write --servers {fixed}, or leave out the "
+            "numbers of the hosts"
+        )
+    left = {host.name: host.slots for host in hosts if host.slots is not None}
+    names = [host.name for host in hosts if host.slots is None]
+    for turn in range(servers - fixed):
+        name = names[turn % shares]
+        left[name] = left.get(name, 0) + 1
+    dealt: dict[str, list[int]] = {host.name: [] for host in hosts if host.name in left}
+    number = 0
+    while number < servers:
+        for name, numbers in dealt.items():
+            if len(numbers) < left[name]:
+                numbers.append(number)
+                number += 1
+    return dealt
+
+
+def _parse_host(text: str, where: str, slots: str | None = None, role: str = "worker") -> Host:
     name = text
     if slots is not None:
         name = text.replace("[", "").replace("]", "")
@@ -108,13 +140,13 @@ def _parse_host(text: str, where: str, slots: str | None = None) -> Host:
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where}: {text!r} is no host: write for example node1:4 or user@node1 (IPv6: [fd00::1]:4)")
     if slots is not None and (not slots.isdecimal() or int(slots) < 1):
-        raise UsageError(f"{where}: {text!r}: {slots!r} is no number of workers from 1: write for example {name}:4")
+        raise UsageError(f"{where}: {text!r}: {slots!r} is no number of {role}s from 1: write for example {name}:4")
     return Host(name, None if slots is None else int(slots))
 
 
-def _refuse_duplicates(hosts: list[Host], where: str) -> None:
+def _refuse_duplicates(hosts: list[Host], where: str, role: str = "worker") -> None:
     names = [host.name for host in hosts]
     for host in hosts:
         if names.count(host.name) > 1:
             raise UsageError(f"{where}: {host.name} is there {names.count(host.name)} times: name it once, with the "
-                             f"number of its workers, as in {host.name}:4")  # fmt: skip
+                             f"number of its {role}s, as in {host.name}:4")  # fmt: skip

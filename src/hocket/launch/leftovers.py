@@ -17,12 +17,19 @@ VARIABLE = "HOCKET_JOB"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def find(mark: str) -> list[int]:
-    """The process ids that carry the mark of a job, or of one host of a job, this process excepted."""
+def find(mark: str, session: int | None = None) -> list[int]:
+    """The process ids that carry the mark of a job, or of one host of a job, this process excepted.
+
+    Args:
+        mark: The mark.
+        session: Look only at the processes of this session.
+    """
     wanted = {f"{VARIABLE}={mark}".encode(), f"HOCKET_RENDEZVOUS=hocket-{mark}".encode()}
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
+            if session is not None and os.getsid(int(entry.name)) != session:
+                continue
             values = (entry / "environ").read_bytes().split(b"\0")
             if not wanted.isdisjoint(values) and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
@@ -59,6 +66,29 @@ def kill(mark: str, spare: int | None = None, seconds: float = 2.0) -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
+
+
+def kill_session(mark: str, session: int, seconds: float = 1.0) -> None:
+    """SIGKILL the processes of the job in one session, whose leader has ended; waits for those that become ours."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + seconds
+    while True:
+        found = find(mark, session)
+        killed.update(found)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed = {pid for pid in killed if not _is_reaped(pid)}
+        if not killed or time.monotonic() > deadline:
+            return
+        time.sleep(0.005)
+
+
+def _is_reaped(pid: int) -> bool:
+    """Whether a killed process is gone; one that this process has adopted is released here."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    return not Path(f"/proc/{pid}").exists()
 
 
 def _children() -> set[int]:

@@ -1,16 +1,20 @@
-"""Hears what the workers tell and passes it on, to the screen and to the record; remembers the last checkpoint."""
+"""Hears what workers and servers tell: passes it on to the screen and the record, remembers the last checkpoint."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Happening, Progress, Record, Traffic
+from hocket.events import Facts, Happening, Progress, Record, Served, Traffic
+from hocket.launch.crew import Member
 from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
 from hocket.observe.progress import Pace
 from hocket.observe.recorder import Recorder
+from hocket.observe.served import ServedSummary
 from hocket.observe.traffic import TrafficSummary
 
 
@@ -25,21 +29,39 @@ class Listener:
         self.screen: Screen | None = None
         self._recorder = recorder
         self._pace = Pace()
-        self._traffic = TrafficSummary()
+        self._traffic, self._served = TrafficSummary(), ServedSummary()
+        self._lead = 0  # the rank whose progress is shown
         self._checkpoint = ""
         self._has_finished = False
 
-    def take(self, rank: int, record: Record) -> None:
-        """Pass on what a worker has told."""
-        if isinstance(record, Progress) and rank == 0 and self.screen is not None:
+    def take(self, member: Member, record: Record) -> None:
+        """Pass on what a worker or server has told."""
+        rank = None if member.is_server else member.number
+        if isinstance(record, Progress) and rank == self._lead and self.screen is not None:
             self._pace.update(record)
             self.screen.progress(self._pace)
         elif isinstance(record, Happening) and record.name == "checkpoint saved":
             self._checkpoint = str(record.details.get("path") or self._checkpoint)
-        elif isinstance(record, Traffic):
+        elif isinstance(record, Traffic) and rank is not None:
             self._traffic.take(rank, record)
+        elif isinstance(record, Served):
+            self._served.take(record)
+        if isinstance(record, Happening) and member.is_server:
+            record = replace(record, details={"server": member.number, **record.details})
         if self._recorder is not None:
             self._recorder.take(rank, record)
+
+    def note(self, name: str, details: dict[str, Any], line: str) -> None:
+        """Something that the launcher itself has seen: said on the screen, and written down."""
+        self._say(line)
+        if self._recorder is not None:
+            self._recorder.take(None, Happening(name, details))
+
+    def follow(self, rank: int) -> None:
+        """From now on the progress of ``rank`` is that of the job."""
+        self._lead = rank
+        if self._recorder is not None:
+            self._recorder.lead = rank
 
     def tick(self) -> None:
         """To be called often; once a second, what was heard is written down."""
@@ -60,7 +82,7 @@ class Listener:
 
     def summary(self) -> list[str]:
         """What is said of a run that ended well."""
-        return self._traffic.lines()
+        return [*self._traffic.lines(), *self._served.lines()]
 
     def finish(self, outcome: Outcome) -> None:
         """Write down how the job ended; only the first call counts."""
@@ -68,6 +90,7 @@ class Listener:
             return
         self._has_finished = True
         self._recorder.take(0, Facts(dict(self._traffic.facts())))
+        self._recorder.add_facts("servers", self._served.facts())
         try:
             self._recorder.finish(outcome.status, outcome.reason, outcome.lines if outcome.status else [])
         except RecordError as error:

@@ -1,4 +1,4 @@
-"""The workers of this host: fresh interpreters, their pipes, and their end."""
+"""The workers and servers of this host: fresh interpreters, their pipes, and their end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hocket.launch import leftovers
-from hocket.launch.crew import Chunk, Crew, Loss, Pipe, Worker
-from hocket.launch.environment import Job, Place, environment
+from hocket.launch.crew import Chunk, Crew, Loss, Member, Pipe
+from hocket.launch.environment import Job, Place, of_server, of_worker
 from hocket.launch.signals import Signals
 from hocket.launch.unfinished import Unfinished
 
+SERVER = "hocket.server"  # the module that a server runs
 _DRAIN = 64  # reads of 64 KiB; a pipe holds as much as one
 
 
@@ -30,7 +31,7 @@ def reserve_port(address: str = "") -> socket.socket:
 
 
 class LocalCrew(Crew):
-    """Workers that are children of this process, which also ends what they leave behind."""
+    """Workers and servers that are children of this process, which also ends what they leave behind."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class LocalCrew(Crew):
         stdin: int | None = None,
         selector: selectors.BaseSelector | None = None,
     ) -> None:
-        """Start the workers, all at once.
+        """Start all of them at once.
 
         Args:
             job: What to start.
@@ -52,14 +53,14 @@ class LocalCrew(Crew):
             place: This host in a job over several; without it the whole job is here.
             port: MASTER_PORT; without it one is reserved here.
             base: The environment to begin with, instead of that of this process.
-            folder: Where the workers start, instead of here.
+            folder: Where they start, instead of here.
             stdin: A descriptor for rank 0 to read from, instead of the standard input of this process.
             selector: To be waited with by ``read``, which calls the ``data`` of what else is ready there.
         """
         self.losses: list[Loss] = []
-        self.workers: list[Worker] = []
+        self.members: list[Member] = []
         self._mark = job.mark if place is None else place.mark(job)
-        self._processes: dict[Worker, subprocess.Popen[bytes]] = {}
+        self._processes: dict[Member, subprocess.Popen[bytes]] = {}
         self._events: list[int] = []
         self._unfinished = Unfinished()
         self._is_closed = False
@@ -74,12 +75,18 @@ class LocalCrew(Crew):
         assert number is not None
         arrange = leftovers.die_with_parent()
         host = socket.gethostname() if place is None else place.name
+        servers = range(job.servers) if place is None else place.servers
         try:
             for local_rank in range(job.size if place is None else place.count):
-                env = environment(job, local_rank, number, place, base)
-                worker = Worker(int(env["RANK"]), host)
-                self.workers.append(worker)
-                self._start(worker, job, env, folder, stdin if worker.rank == 0 else subprocess.DEVNULL, arrange)
+                env = of_worker(job, local_rank, number, place, base)
+                worker = Member(int(env["RANK"]), host)
+                given = stdin if worker.number == 0 else subprocess.DEVNULL
+                self._start(worker, job.secret, list(job.command), env, folder, given, arrange)
+            for server in servers:
+                env = of_server(job, server, number, place, base)
+                command = ["-m", SERVER, _folder_of(job, folder)]
+                member = Member(server, host, "server")
+                self._start(member, job.secret, command, env, folder, subprocess.DEVNULL, arrange)
         except BaseException:
             self.close()
             raise
@@ -90,22 +97,28 @@ class LocalCrew(Crew):
                 key.data()
             else:
                 yield from self._read(key)
-        for worker, process in self._processes.items():
-            if worker.returncode is None and (status := process.poll()) is not None:
-                yield from self._drain(worker)
-                worker.returncode = status
+        running = {member: process for member, process in self._processes.items() if member.returncode is None}
+        ended = {member: status for member, process in running.items() if (status := process.poll()) is not None}
+        for member in running if ended else ():  # what others told before an end is heard before it
+            for key in self._keys(member):
+                yield from self._read(key)
+        for member, status in ended.items():
+            if status < 0:  # it could not end its data-loader processes, and they do not notice for seconds
+                leftovers.kill_session(self._mark, running[member].pid)
+            yield from self._drain(member)
+            member.returncode = status
 
-    def signal(self, worker: Worker, number: int) -> None:
-        if worker.returncode is None:
-            self._processes[worker].send_signal(number)
+    def signal(self, member: Member, number: int) -> None:
+        if member.returncode is None:
+            self._processes[member].send_signal(number)
 
     def end(self) -> Iterator[Chunk]:
-        for worker in self.workers:
-            self.signal(worker, signal.SIGKILL)
+        for member in self.members:
+            self.signal(member, signal.SIGKILL)
         leftovers.kill(self._mark)
         yield from self.read(0)
-        for worker in self.workers:
-            yield from self._drain(worker)
+        for member in self.members:
+            yield from self._drain(member)
 
     def close(self) -> None:
         if self._is_closed:
@@ -114,8 +127,8 @@ class LocalCrew(Crew):
         leftovers.kill(self._mark, spare=self._guardian.pid)
         self._unfinished.remove()
         self._guardian.dismiss()
-        for worker in self.workers:
-            for key in self._keys(worker):
+        for member in self.members:
+            for key in self._keys(member):
                 self._selector.unregister(key.fd)
         if self._reserved is not None:
             self._reserved.close()
@@ -132,20 +145,22 @@ class LocalCrew(Crew):
 
     def _start(
         self,
-        worker: Worker,
-        job: Job,
+        member: Member,
+        key: bytes,
+        command: list[str],
         env: dict[str, str],
         folder: Path | None,
         stdin: int | None,
         arrange: Callable[[], None],
     ) -> None:
+        self.members.append(member)
         reader, writer = os.pipe()
         secret, given = os.pipe()
-        os.write(given, job.secret)
+        os.write(given, key)
         os.close(given)
         env.update(HOCKET_EVENTS=str(writer), HOCKET_SECRET_FD=str(secret))
         process = subprocess.Popen(
-            [sys.executable, *job.command],
+            [sys.executable, *command],
             env=env,
             cwd=folder,
             stdin=stdin,
@@ -159,14 +174,14 @@ class LocalCrew(Crew):
         os.close(writer)
         os.close(secret)
         assert process.stdout is not None and process.stderr is not None
-        self._processes[worker] = process
+        self._processes[member] = process
         self._events.append(reader)
         pipes: tuple[tuple[int, Pipe], ...] = (
             (process.stdout.fileno(), "stdout"), (process.stderr.fileno(), "stderr"), (reader, "events")
         )  # fmt: skip
         for descriptor, name in pipes:
             os.set_blocking(descriptor, False)
-            self._selector.register(descriptor, selectors.EVENT_READ, (worker, name))
+            self._selector.register(descriptor, selectors.EVENT_READ, (member, name))
 
     def _read(self, key: selectors.SelectorKey) -> list[Chunk]:
         """What there is to read now, at most 64 KiB."""
@@ -177,20 +192,27 @@ class LocalCrew(Crew):
         if not data:
             self._selector.unregister(key.fd)
             return []
-        worker, pipe = key.data
+        member, pipe = key.data
         if pipe == "events":
-            self._unfinished.follow(worker.rank, data)
-        return [Chunk(worker, pipe, data)]
+            self._unfinished.follow(member.name, data)
+        return [Chunk(member, pipe, data)]
 
-    def _drain(self, worker: Worker) -> Iterator[Chunk]:
-        """What an ended worker has left in its pipes; its children may hold them open, and go on writing."""
-        for key in self._keys(worker):
+    def _drain(self, member: Member) -> Iterator[Chunk]:
+        """What an ended process has left in its pipes; its children may hold them open, and go on writing."""
+        for key in self._keys(member):
             for _ in range(_DRAIN):
                 chunks = self._read(key)
                 if not chunks:
                     break
                 yield from chunks
 
-    def _keys(self, worker: Worker) -> list[selectors.SelectorKey]:
+    def _keys(self, member: Member) -> list[selectors.SelectorKey]:
         keys = self._selector.get_map().values()
-        return [key for key in keys if not callable(key.data) and key.data[0] is worker]
+        return [key for key in keys if not callable(key.data) and key.data[0] is member]
+
+
+def _folder_of(job: Job, folder: Path | None) -> str:
+    """Where the script is, from which a server may have to import what workers name; empty for a module."""
+    if job.command[0] == "-m":
+        return ""
+    return str(Path(folder or Path.cwd(), job.command[0]).parent)

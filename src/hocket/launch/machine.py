@@ -73,8 +73,8 @@ def free_memory() -> int | None:
     return free
 
 
-def worker_count(text: str) -> int:
-    """Read ``-n``: a number of workers that fits this machine, or ``auto`` for one per core."""
+def worker_count(text: str, servers: int = 0) -> int:
+    """Read ``-n``: a number of workers that fits this machine, beside ``servers``, or ``auto`` for one per core."""
     if text == "auto":
         return cores()
     try:
@@ -83,8 +83,9 @@ def worker_count(text: str) -> int:
         raise UsageError(f"-n {text}: must be a whole number of workers, or auto") from None
     if count < 1:
         raise UsageError(f"-n {count}: a job needs at least one worker, for example -n 2 or -n auto")
-    if (most := most_workers(free := free_memory())) is not None and count > most:
-        raise UsageError(f"-n {count}: {too_many(count, free)}: use at most -n {most}")
+    if (most := most_workers(free := free_memory())) is not None and count + servers > most:
+        remedy = f"use at most -n {most - servers}" if most > servers else "use fewer servers"
+        raise UsageError(f"-n {count}: {too_many(count, free, servers)}: {remedy}")
     return count
 
 
@@ -93,10 +94,12 @@ def most_workers(free: int | None) -> int | None:
     return None if free is None else max(1, free // _WORKER_BYTES)
 
 
-def too_many(count: int, free: int | None) -> str:
-    """What is wrong with so many workers on a host."""
+def too_many(count: int, free: int | None, servers: int = 0) -> str:
+    """What is wrong with so many workers and servers on a host."""
+    more = f" and {servers} server{'s' if servers > 1 else ''}" if servers else ""
+    needed = (count + servers) * _WORKER_BYTES / 1e9
     return (
-        f"{count} workers need about {count * _WORKER_BYTES / 1e9:.1f} GB of memory for PyTorch alone, "
+        f"{count} workers{more} need about {needed:.1f} GB of memory for PyTorch alone, "
         f"and this host has {(free or 0) / 1e9:.1f} GB free"
     )
 

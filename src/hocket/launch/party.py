@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.launch.environment import Job, Place
@@ -25,6 +25,8 @@ class Wishes:
         python: The interpreter on other hosts; None is the same path as here.
         interface: The network interface for the job; None is the one that is found.
         exported: Variables for the environment of all workers.
+        servers: The numbers of the servers on each host that has some, by its name; none means that they are dealt
+            out over the hosts of the workers.
     """
 
     hosts: Sequence[Host]
@@ -33,6 +35,7 @@ class Wishes:
     python: str | None
     interface: str | None
     exported: dict[str, str]
+    servers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ class Party:
 
     Attributes:
         links: Their agents.
-        places: Who of them is who, in the order of the ranks.
-        port: MASTER_PORT, reserved on the first host.
-        folder: Where workers start.
+        places: Who of them is who, in the order of the ranks; those without workers come last.
+        port: MASTER_PORT, reserved on the host at whose address all meet.
+        folder: Where workers and servers start.
         exported: Variables for the environment of all workers.
         warnings: What a user should know, in lines.
     """
@@ -60,15 +63,16 @@ class Party:
         return sum(place.count for place in self.places.values())
 
     def start(self, job: Job, _: Signals) -> RemoteCrew:
-        """Start the workers of ``job``; to be given to the supervisor."""
+        """Start ``job``; to be given to the supervisor."""
         return RemoteCrew(job, self.links, self.places, self.port, self.folder)
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """What a record says of each host, by its name."""
         found = {}
         for link, place in self.places.items():
-            last = place.first + place.count - 1
+            ranks = f"{place.first}-{place.first + place.count - 1}" if place.count else None
+            servers = {"servers": ", ".join(map(str, place.servers))} if place.servers else {}
             known = {name: link.hello.get(name) for name in ("hostname", "system", "cores", "gpus", "torch")}
             where = {"address": place.address, "interface": place.interface}
-            found[place.name] = {"ranks": f"{place.first}-{last}", **where, **known}
+            found[place.name] = {"ranks": ranks, **servers, **where, **known}
         return found

@@ -1,4 +1,4 @@
-"""Looks at all hosts of a job before any worker starts, and tells all that is wrong there at once."""
+"""Looks at all hosts of a job before anything starts, and tells all that is wrong there at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hocket import __version__, config
 from hocket.errors import HostError
 from hocket.launch import answers, hosts, machine, ssh
 from hocket.launch.environment import Job, Place
+from hocket.launch.hosts import Host
 from hocket.launch.link import Link
 from hocket.launch.links import Links
 from hocket.launch.party import Party, Wishes
@@ -32,7 +33,7 @@ def gather(wishes: Wishes, job: Job, signals: Signals) -> Party:
     """
     started: list[Link] = []
     try:
-        for number, host in enumerate(hosts.needed(wishes.hosts, wishes.workers)):
+        for number, host in enumerate(_needed(wishes)):
             started.append(Link(host, number, ssh.command(host, wishes.ssh, wishes.python, wishes.exported)))
     except BaseException:
         for link in started:
@@ -56,25 +57,30 @@ class _Preflight:
         """All looks, one after the other; each at all hosts at once."""
         links = self._connect()
         counts = self._deal(links)
-        links = [link for link in links if counts[link]]
+        servers = self._deal_servers(links, counts)
+        links = [link for link in links if counts[link] or servers[link]]
+        self._check_memory(counts, servers)
         for link in links:
             link.channel.send("job", self._job.secret, number=link.number, environment=self._wishes.exported)
         self._look_for_script(links)
         found = self._find_addresses(links)
         self._raise_problems()
+        meeting = next((link for link in links if 0 in servers[link]), links[0])
+        master = found[meeting][1]
+        with_workers = sum(map(bool, counts.values()))
         places, first = {}, 0
-        for link in links:
+        for number, link in enumerate(links):
             interface, address = found[link]
-            master = found[links[0]][1]
-            place = Place(link.number, len(links), link.host.name, first, counts[link], address, interface, master)
-            places[link] = place
-            first += place.count
-        port = self._ask("reserve", "reserved", {links[0]: {"address": places[links[0]].master}})
+            places[link] = Place(
+                number, with_workers, link.host.name, first, counts[link], address, interface, master, servers[link]
+            )  # fmt: skip
+            first += counts[link]
+        port = self._ask("reserve", "reserved", {meeting: {"address": master}})
         self._raise_problems()
         for idle in set(self._links.all) - set(links):
             idle.channel.send("end")
         return Party(
-            self._links, places, port[links[0]]["port"], self._folder, self._wishes.exported, _compare_clocks(links)
+            self._links, places, port[meeting]["port"], self._folder, self._wishes.exported, _compare_clocks(links)
         )
 
     def _connect(self) -> list[Link]:
@@ -92,15 +98,30 @@ class _Preflight:
         return good
 
     def _deal(self, links: list[Link]) -> dict[Link, int]:
-        slots = {link: link.host.slots or link.hello["gpus"] or link.hello["cores"] for link in links}
+        """How many workers each host gets; none is on those for servers alone, which come last."""
+        named = {host.name for host in self._wishes.hosts}
+        slots = {
+            link: link.host.slots or link.hello["gpus"] or link.hello["cores"] if link.host.name in named else 0
+            for link in links
+        }
         is_complete = len(links) == len(self._links.all)
         counts = hosts.deal(list(slots.values()), self._wishes.workers) if is_complete else list(slots.values())
-        for link, count in zip(links, counts, strict=True):
-            free = link.hello["free memory"]
-            most = machine.most_workers(free)
-            if most is not None and count > most:
-                self._problems.append((link, f"{machine.too_many(count, free)}: write {link.host.name}:{most}"))
         return dict(zip(links, counts, strict=True))
+
+    def _deal_servers(self, links: list[Link], counts: dict[Link, int]) -> dict[Link, list[int]]:
+        """The numbers of the servers that each host gets."""
+        with_workers = [Host(link.host.name) for link in links if counts[link]]
+        dealt = self._wishes.servers or (hosts.deal_servers(with_workers, self._job.servers) if with_workers else {})
+        return {link: list(dealt.get(link.host.name, ())) for link in links}
+
+    def _check_memory(self, counts: dict[Link, int], servers: dict[Link, list[int]]) -> None:
+        for link, count in counts.items():
+            free, own = link.hello["free memory"], len(servers[link])
+            most = machine.most_workers(free)
+            if most is None or count + own <= most:
+                continue
+            remedy = f"write {link.host.name}:{most - own}" if most > own else "put fewer servers there"
+            self._problems.append((link, f"{machine.too_many(count, free, own)}: {remedy}"))
 
     def _look_for_script(self, links: list[Link]) -> None:
         command = list(self._job.command[:2])
@@ -179,6 +200,13 @@ class _Preflight:
             ordered = sorted(self._problems, key=lambda found: found[0].number)
             lines = [f"  {link.host.name}: {problem}" for link, problem in ordered]
             raise HostError("\nhocket: ".join(["nothing was started, because of these problems:", *lines]))
+
+
+def _needed(wishes: Wishes) -> list[Host]:
+    """The hosts of the workers, as far as they are needed, then those that have servers alone."""
+    found = hosts.needed(wishes.hosts, wishes.workers)
+    names = {host.name for host in found}
+    return [*found, *(Host(name) for name in wishes.servers if name not in names)]
 
 
 def _compare_versions(hello: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The workers of other hosts, each behind the agent of its host."""
+"""The workers and servers of other hosts, each behind the agent of its host."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from hocket.launch import ssh
-from hocket.launch.crew import Chunk, Crew, Loss, Worker
+from hocket.launch.crew import Chunk, Crew, Loss, Member
 from hocket.launch.environment import Job, Place
 from hocket.launch.frames import Frame
 from hocket.launch.link import Link
@@ -21,31 +20,32 @@ _INPUT = 1 << 16
 
 
 class RemoteCrew(Crew):
-    """Workers that agents start, watch over and end."""
+    """Workers and servers that agents start, watch over and end."""
 
     def __init__(self, job: Job, links: Links, places: dict[Link, Place], port: int, folder: str) -> None:
-        """Have the agents start their workers.
+        """Have the agents start what is theirs.
 
         Args:
             job: What to start.
             links: The agents; closed with this crew.
-            places: The host that each of them is, in the order of the ranks.
-            port: MASTER_PORT, which the first agent has reserved.
-            folder: Where workers start.
+            places: The host that each of them is, in the order of the ranks; those without workers come last.
+            port: MASTER_PORT, which an agent has reserved.
+            folder: Where all start.
         """
         self.losses: list[Loss] = []
-        self.workers: list[Worker] = []
         self._links, self._places = links, places
         self._lost: set[Link] = set()
         self._is_closed = False
-        self._of: dict[Worker, Link] = {}
+        self._of: dict[Member, Link] = {}
         for link, place in places.items():
             for rank in range(place.first, place.first + place.count):
-                worker = Worker(rank, place.name)
-                self.workers.append(worker)
-                self._of[worker] = link
+                self._of[Member(rank, place.name)] = link
+            for server in place.servers:
+                self._of[Member(server, place.name, "server")] = link
             told = {name: getattr(job, name) for name in ("command", "size", "settings", "mark")}
             link.channel.send("start", **told, place=dataclasses.asdict(place), port=port, folder=folder)
+        self.members = sorted(self._of, key=lambda member: (member.is_server, member.number))
+        self._named = {member.name: member for member in self.members}
         links.mind_silence()
         self._first = next(iter(places))
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background, reading fails instead of stopping us
@@ -63,9 +63,9 @@ class RemoteCrew(Crew):
             if link.trouble and not link.is_done and link not in self._lost:
                 self._note_loss(link)
 
-    def signal(self, worker: Worker, number: int) -> None:
-        if worker.is_running:
-            self._of[worker].channel.send("signal", rank=worker.rank, number=int(number))
+    def signal(self, member: Member, number: int) -> None:
+        if member.is_running:
+            self._of[member].channel.send("signal", name=member.name, number=int(number))
 
     def end(self) -> Iterator[Chunk]:
         left = [link for link in self._places if not link.trouble]
@@ -86,35 +86,29 @@ class RemoteCrew(Crew):
         if frame.kind == "input taken":
             self._read_input(True)
         elif frame.kind in ("output", "ended"):
-            worker = self._find(link, head)
-            if worker is None:
-                link.trouble = "it spoke of a worker that it does not have"
+            member = self._named.get(str(head.get("name")))
+            if member is None or self._of[member] is not link:
+                link.trouble = "it spoke of a process that it does not have"
             elif frame.kind == "output" and head.get("pipe") in ("stdout", "stderr", "events"):
-                return [Chunk(worker, head["pipe"], frame.body)]
+                return [Chunk(member, head["pipe"], frame.body)]
             elif frame.kind == "ended":
-                worker.returncode = int(head.get("status", 1))
+                member.returncode = int(head.get("status", 1))
         return []
-
-    def _find(self, link: Link, head: dict[str, Any]) -> Worker | None:
-        rank = head.get("rank")
-        if not isinstance(rank, int) or not 0 <= rank < len(self.workers):
-            return None
-        worker = self.workers[rank]
-        return worker if self._of[worker] is link else None
 
     def _note_loss(self, link: Link) -> None:
         self._lost.add(link)
         # Who has failed a moment before did so because the host was about to be lost.
-        mine = [worker for worker in self._of if self._of[worker] is link and worker.returncode != 0]
+        mine = [m for m in self.members if self._of[m] is link and m.returncode != 0 and not m.is_lost]
         if not mine:
             return
-        for worker in mine:
-            worker.is_lost = worker.is_running
+        for member in mine:
+            member.is_lost = member.is_running
         self._links.listen_to_end(link)
         status = link.process.poll()
         ended = "" if status is None else f", {'its agent' if link.host.is_here else 'ssh'} with status {status}"
         reason = f"{link.trouble}{ended}{ssh.said(list(link.words))}"
-        self.losses.append(Loss(link.host.name, [worker.rank for worker in mine], reason))
+        servers = [member.number for member in mine if member.is_server]
+        self.losses.append(Loss(link.host.name, [m.number for m in mine if not m.is_server], reason, servers))
 
     def _read_input(self, on: bool) -> None:
         """Begin or stop to wait for the standard input, which belongs to rank 0."""

@@ -1,4 +1,4 @@
-"""How a job ended, and what is said of it: which rank failed, in which way, and its own traceback last."""
+"""How a job ended, and what is said of it: which rank or server failed, how, and its own traceback last."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hocket.launch.crew import Loss, Worker
+from hocket.launch.crew import Loss, Member
 
-_COLLATERAL = "hocket.errors.WorkerLost"
+_COLLATERAL = ("hocket.errors.WorkerLost", "hocket.errors.ServerLost")
 
 
 @dataclass
 class Ending:
-    """How one worker ended."""
+    """How one worker or server ended."""
 
-    rank: int
-    host: str
+    member: Member
     status: int  # as subprocess has it: negative for a signal
     traceback: list[str] = field(default_factory=list)
 
     @property
+    def who(self) -> str:
+        """``rank 1 on node2``."""
+        return f"{self.member.name} on {self.member.host}"
+
+    @property
     def exit_status(self) -> int:
-        """The status that a shell would show."""
-        return 128 - self.status if self.status < 0 else self.status
+        """The status that a shell would show; never 0, for it was an end at the wrong time."""
+        return 128 - self.status if self.status < 0 else self.status or 1
 
     @property
     def error(self) -> str:
@@ -52,9 +56,12 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
 
 
-def finished(summary: list[str]) -> Outcome:
-    """All workers have ended well."""
-    return Outcome(0, "all workers finished", summary)
+def finished(summary: list[str], lost: list[str]) -> Outcome:
+    """All workers have ended well, but those that were ``lost`` on the way."""
+    if not lost:
+        return Outcome(0, "all workers finished", summary)
+    reason = f"the other workers finished; lost on the way: {', '.join(lost)}"
+    return Outcome(0, reason, [*summary, f"hocket: {reason}"])
 
 
 def stopped(number: int, checkpoint: list[str]) -> Outcome:
@@ -63,28 +70,36 @@ def stopped(number: int, checkpoint: list[str]) -> Outcome:
     return Outcome(128 + number, reason, [f"hocket: {reason}", *checkpoint])
 
 
-def absence(absent: list[Worker], waiting: list[Worker], checkpoint: list[str]) -> Outcome:
+def absence(absent: list[Member], waiting: list[Member], checkpoint: list[str]) -> Outcome:
     """Some workers ended before they joined the others."""
     hosts = ", ".join(dict.fromkeys(worker.host for worker in absent))
     reason = (
-        f"{ranks(w.rank for w in absent)} on {hosts} finished without hocket.init(), in which "
-        f"{ranks(w.rank for w in waiting)} wait{'' if len(waiting) > 1 else 's'}: call it on every rank"
+        f"{ranks(w.number for w in absent)} on {hosts} finished without hocket.init(), in which "
+        f"{ranks(w.number for w in waiting)} wait{'' if len(waiting) > 1 else 's'}: call it on every rank"
     )
     return Outcome(1, reason, [*checkpoint, f"hocket: {reason}"])
 
 
+def describe_loss(lost: Loss, seconds: float) -> str:
+    """``host node2 (ranks 4, 5, server 1) was lost after 12.3 s: the connection ended``."""
+    kinds = ((ranks(lost.ranks), lost.ranks), (_numbered("server", lost.servers), lost.servers))
+    who = ", ".join(text for text, numbers in kinds if numbers)
+    return f"host {lost.host} ({who}) was lost after {seconds:.1f} s: {lost.reason}"
+
+
 def loss(losses: Sequence[Loss], failures: list[Ending], size: int, seconds: float, checkpoint: list[str]) -> Outcome:
-    """Hosts were lost while their workers ran; workers of other hosts may have failed for it."""
-    reason = "; ".join(
-        f"host {lost.host} ({ranks(lost.ranks)}) was lost after {seconds:.1f} s: {lost.reason}" for lost in losses
-    )
-    others = [f"hocket: rank {f.rank} on {f.host} failed too: {f.error}" for f in failures if f.error]
-    gone = {rank for lost in losses for rank in lost.ranks} | {failed.rank for failed in failures}
+    """Hosts were lost while workers ran; workers of other hosts may have failed for it.
+
+    ``size`` is the number of workers that the job still had before that.
+    """
+    reason = "; ".join(describe_loss(lost, seconds) for lost in losses)
+    others = [f"hocket: {failed.who} failed too: {failed.error}" for failed in failures if failed.error]
+    gone = {rank for lost in losses for rank in lost.ranks} | _ranks_of(failures)
     return Outcome(1, reason, [*others, *_stopped(size - len(gone)), *checkpoint, f"hocket: {reason}"])
 
 
 def failure(failures: list[Ending], size: int, seconds: float, checkpoint: list[str]) -> Outcome:
-    """Workers have failed by themselves, in the order in which that was noticed."""
+    """Some have failed by themselves, in the order in which that was noticed; ``size`` as for ``loss``."""
     cause = _choose_cause(failures)
     lines = _write(cause, failures, size, seconds)
     error = f": {cause.error}" if cause.error else ""
@@ -94,38 +109,51 @@ def failure(failures: list[Ending], size: int, seconds: float, checkpoint: list[
 
 
 def _choose_cause(failures: list[Ending]) -> Ending:
-    """Of the workers that failed by themselves, in the order in which that was noticed, the one to report."""
+    """Of those that failed by themselves, in the order in which that was noticed, the one to report."""
     return next((f for f in failures if not f.is_collateral), failures[0])
 
 
 def _write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> list[str]:
     """The lines of the report, which the cause's traceback follows."""
-    same = [f.rank for f in failures if f is not cause and f.error and f.error == cause.error]
-    lines = [f"hocket: rank {cause.rank} on {cause.host} {_how(cause)} after {seconds:.1f} s."]
+    same = [f for f in failures if f is not cause and f.error and f.error == cause.error]
+    lines = [f"hocket: {cause.who} {how(cause.status)} after {seconds:.1f} s."]
     if same:
-        lines.append(f"hocket: the same error on {ranks(same)}.")
+        known = [(role, [f.member.number for f in same if f.member.role == role]) for role in ("rank", "server")]
+        lines.append(
+            f"hocket: the same error on {', '.join(_numbered(r, numbers) for r, numbers in known if numbers)}."
+        )
     for other in failures:
-        if other is not cause and other.rank not in same and other.error and not other.is_collateral:
-            lines.append(f"hocket: rank {other.rank} failed too: {other.error}")
-    return lines + _stopped(size - len(failures))
+        if other is not cause and other not in same and other.error and not other.is_collateral:
+            lines.append(f"hocket: {other.member.name} failed too: {other.error}")
+    left = size - len(_ranks_of(failures))
+    return lines + _stopped(left, "the" if cause.member.is_server and left == size else "the other")
 
 
-def _stopped(count: int) -> list[str]:
-    return [f"hocket: the other {count} worker{'s were' if count > 1 else ' was'} stopped."] if count > 0 else []
+def _ranks_of(failures: list[Ending]) -> set[int]:
+    return {failed.member.number for failed in failures if not failed.member.is_server}
+
+
+def _stopped(count: int, which: str = "the other") -> list[str]:
+    return [f"hocket: {which} {count} worker{'s were' if count > 1 else ' was'} stopped."] if count > 0 else []
 
 
 def ranks(numbers: Iterable[int]) -> str:
     """``rank 1`` or ``ranks 0, 2``."""
+    return _numbered("rank", numbers)
+
+
+def _numbered(role: str, numbers: Iterable[int]) -> str:
     known = list(numbers)
-    return f"rank{'s' if len(known) > 1 else ''} {', '.join(map(str, known))}"
+    return f"{role}{'s' if len(known) > 1 else ''} {', '.join(map(str, known))}"
 
 
-def _how(ending: Ending) -> str:
-    if ending.status >= 0:
-        return f"ended with exit code {ending.status}"
+def how(status: int, *, hints: bool = True) -> str:
+    """``ended with exit code 1`` or ``was killed by SIGKILL``, perhaps with what that may mean."""
+    if status >= 0:
+        return f"ended with exit code {status}"
     try:
-        name = signal.Signals(-ending.status).name
+        name = signal.Signals(-status).name
     except ValueError:
-        name = f"signal {-ending.status}"
-    hint = " (by hand, or because the machine ran out of memory: see dmesg)" if name == "SIGKILL" else ""
+        name = f"signal {-status}"
+    hint = " (by hand, or because the machine ran out of memory: see dmesg)" if hints and name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"

@@ -1,4 +1,4 @@
-"""Shows the job to a person: lines of the workers, and below them, on a terminal, a live progress bar."""
+"""Shows the job to a person: lines of its processes, and below them, on a terminal, a live progress bar."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from hocket.launch.crew import Member
 from hocket.observe.progress import Pace
 
 if TYPE_CHECKING:
@@ -18,27 +19,29 @@ _PLAIN_EVERY = 10.0  # seconds between two lines of progress where there is no t
 
 
 class Logs:
-    """A file for each worker's whole output."""
+    """A file for the whole output of each worker and each server."""
 
-    def __init__(self, folder: Path | None, size: int) -> None:
-        self._files: list[TextIO] = []
+    def __init__(self, folder: Path | None, size: int, servers: int = 0) -> None:
+        self._files: dict[str, TextIO] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._files = [(folder / f"rank-{rank}.log").open("w", encoding="utf-8") for rank in range(size)]
+            names = [*(f"rank {rank}" for rank in range(size)), *(f"server {number}" for number in range(servers))]
+            for name in names:
+                self._files[name] = (folder / f"{name.replace(' ', '-')}.log").open("w", encoding="utf-8")
 
-    def write(self, rank: int, line: str) -> None:
+    def write(self, member: Member, line: str) -> None:
         if not self._files:
             return
         try:
-            self._files[rank].write(line + "\n")
-            self._files[rank].flush()
+            self._files[member.name].write(line + "\n")
+            self._files[member.name].flush()
         except OSError as error:  # a full disk is no reason to end the job
             print(f"hocket: --log-dir: {error.strerror}; the logs stop here", file=sys.stderr, flush=True)
             self.close()
 
     def close(self) -> None:
-        files, self._files = self._files, []
-        for file in files:
+        files, self._files = self._files, {}
+        for file in files.values():
             with contextlib.suppress(OSError):
                 file.close()
 
@@ -49,8 +52,8 @@ class PlainScreen:
     def __init__(self) -> None:
         self._next = time.monotonic() + _PLAIN_EVERY
 
-    def line(self, rank: int, text: str, *, error: bool) -> None:
-        print(f"[{rank}] {text}", file=sys.stderr if error else sys.stdout, flush=True)
+    def line(self, member: Member, text: str, *, error: bool) -> None:
+        print(f"[{_mark(member)}] {text}", file=sys.stderr if error else sys.stdout, flush=True)
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -85,7 +88,7 @@ class CalledScreen(PlainScreen):
 
 
 class TerminalScreen:
-    """For a terminal: worker lines scroll above what is live."""
+    """For a terminal: lines of the job scroll above what is live."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -104,13 +107,14 @@ class TerminalScreen:
         )
         self._live.start()
 
-    def line(self, rank: int, text: str, *, error: bool) -> None:
+    def line(self, member: Member, text: str, *, error: bool) -> None:
         from rich.text import Text
 
         if not error and not sys.stdout.isatty():
-            print(f"[{rank}] {text}", flush=True)
+            print(f"[{_mark(member)}] {text}", flush=True)
             return
-        prefix = Text(f"[{rank}] ", style=_COLOURS[rank % len(_COLOURS)])
+        style = "dim" if member.is_server else _COLOURS[member.number % len(_COLOURS)]
+        prefix = Text(f"[{_mark(member)}] ", style=style)
         self._console.print(prefix + Text.from_ansi(text), soft_wrap=True)
 
     def say(self, text: str) -> None:
@@ -151,6 +155,11 @@ class TerminalScreen:
             else:  # the bar is what a narrow terminal can do without
                 rows.append(text)
         return Group(*rows)
+
+
+def _mark(member: Member) -> str:
+    """What stands before each of its lines: a rank is only a number."""
+    return member.name if member.is_server else str(member.number)
 
 
 Screen = PlainScreen | TerminalScreen

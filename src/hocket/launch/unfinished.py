@@ -9,15 +9,15 @@ from hocket.events import Happening, decode
 
 
 class Unfinished:
-    """Follows what the workers of one host tell, and cleans up after them there."""
+    """Follows what the processes of one host tell, and cleans up after them there."""
 
     def __init__(self) -> None:
-        self._rests: dict[int, bytes] = {}
+        self._rests: dict[str, bytes] = {}
         self._folders: set[str] = set()
 
-    def follow(self, rank: int, data: bytes) -> None:
-        """Take in some bytes of the events of worker ``rank``."""
-        *lines, self._rests[rank] = (self._rests.get(rank, b"") + data).split(b"\n")
+    def follow(self, who: str, data: bytes) -> None:
+        """Take in some bytes of the events of one of them."""
+        *lines, self._rests[who] = (self._rests.get(who, b"") + data).split(b"\n")
         for line in lines:
             record = decode(line) if b"checkpoint" in line else None
             if not isinstance(record, Happening) or not isinstance(folder := record.details.get("folder"), str):

@@ -1,7 +1,8 @@
-"""Keeps what a run tells: from records of workers to rows of its database and points of its curves."""
+"""Keeps what a run tells: from records of workers and servers to rows of its database and points of its curves."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Happening, Metrics, Progress, Record
+from hocket.events import Facts, Happening, Metrics, Progress, Record, Served
 from hocket.observe.progress import Mark, Odometer, rates
 from hocket.observe.scalars import Scalars
 from hocket.observe.tables import FILE
@@ -44,11 +45,15 @@ class Recorder:
 
     Only ``tick`` and ``finish`` write to disk and may raise RecordError; afterwards nothing more is written, but
     ``finish`` still tries to leave how the run ended.
+
+    Attributes:
+        folder: Where it is.
+        lead: The rank whose progress and metrics are those of the run.
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Mapping[str, Any]], *, tensorboard: bool = False) -> None:
         """Make the record in ``folder``, which exists; ``facts`` are what is known already, by section and name."""
-        self.folder = folder
+        self.folder, self.lead = folder, 0
         self._started = time.monotonic()
         self._writer = Writer(folder / FILE)
         self._scalars = Scalars(folder / "tensorboard") if tensorboard else None
@@ -60,20 +65,26 @@ class Recorder:
         self._ranks: dict[int, tuple[float, Progress]] = {}
         self._told_by_first: set[str] = set()
         for section, values in facts.items():
-            for name, value in values.items():
-                self._writer.add("facts", section, name, json.dumps(value))
+            self.add_facts(section, values)
         self._writer.commit()
 
-    def take(self, rank: int, record: Record) -> None:
-        """Remember what a worker tells; nothing is written yet."""
+    def add_facts(self, section: str, values: Mapping[str, Any]) -> None:
+        """Remember facts; they replace those of the same name."""
+        for name, value in values.items() if not self._failed else ():
+            self._writer.add("facts", section, name, json.dumps(value))
+
+    def take(self, rank: int | None, record: Record) -> None:
+        """Remember what a worker tells, or where there is no rank, a server or the launcher; nothing is written yet."""
         if self._failed:
             return
-        if isinstance(record, Progress):
+        if isinstance(record, Progress) and rank is not None:
             self._ranks[rank] = (time.time(), record)
-            if rank == 0:
+            if rank == self.lead:
                 self._progress(record, time.time())
-        elif isinstance(record, Metrics) and rank == 0:
+        elif isinstance(record, Metrics) and rank == self.lead:
             self._metrics(record)
+        elif isinstance(record, Served):
+            self.add_facts("served", {f"server {record.server}": dataclasses.asdict(record)})
         elif isinstance(record, Facts):
             self._facts(rank, record)
         elif isinstance(record, Happening):
@@ -152,7 +163,7 @@ class Recorder:
             if self._scalars is not None:
                 self._scalars.add(name, float(value), record.step, record.time)
 
-    def _facts(self, rank: int, record: Facts) -> None:
+    def _facts(self, rank: int | None, record: Facts) -> None:
         """Where ranks tell different things, rank 0 is right."""
         for name, value in record.values.items():
             if rank == 0:

@@ -45,7 +45,8 @@ def details(run: Run) -> list[str]:
     metrics = [(name, *_metric(name, metric)) for name, metric in run.metrics.items()]
     if metrics:
         lines += _section("Metrics", _align([("", "first", "best", "last", "at step", "reported"), *metrics]))
-    for section, title in (("told", "Told by the workers"), ("settings", "Settings"), ("versions", "Versions")):
+    sections = {"servers": "Servers", "told": "Told by the workers", "settings": "Settings", "versions": "Versions"}
+    for section, title in sections.items():
         known = {name: value for name, value in run.facts.get(section, {}).items() if name != "strategy"}
         lines += _section(title, _align([(name, _plain(value)) for name, value in known.items()]))
     lines += _section("Host", _align([(name, _host(name, value)) for name, value in run.facts.get("host", {}).items()]))
@@ -146,8 +147,10 @@ def _events(run: Run) -> list[str]:
     lines = [f"({left_out} earlier ones: --json has them)"] if left_out else []
     for event in events[left_out:]:
         when = event["time"] - run.fact("run", "started")
-        who = "launcher" if event["rank"] is None else f"rank {event['rank']}"
         told = {name: value for name, value in event["details"].items() if name not in ("report", "folder")}
+        who = f"rank {event['rank']}"
+        if event["rank"] is None:
+            who = f"server {told.pop('server')}" if "server" in told else "launcher"
         words = ", ".join(f"{name} {_plain(value)}" for name, value in told.items())
         lines.append(f"after {span(when)}, {who}: {event['name']}{': ' if words else ''}{words}")
         lines += [f"  {line}" for line in event["details"].get("report", ())]
@@ -161,8 +164,10 @@ def _host(name: str, value: Any) -> str:
 def _place(facts: dict[str, Any]) -> str:
     """One of several hosts, in a line."""
     gpus = f", {facts['gpus']} GPUs" if facts.get("gpus") else ""
+    servers = f"servers {facts['servers']}, " if facts.get("servers") else ""
+    ranks = f"ranks {facts['ranks']}, " if facts.get("ranks") else ""
     return (
-        f"ranks {facts.get('ranks')}, at {facts.get('address')} ({facts.get('interface')}), "
+        f"{ranks}{servers}at {facts.get('address')} ({facts.get('interface')}), "
         f"{facts.get('hostname')}, {facts.get('cores')} cores{gpus}"
     )
 

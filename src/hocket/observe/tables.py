@@ -6,7 +6,8 @@ FILE = "run.sqlite"
 VERSION = 1  # goes up when a table changes; kept in PRAGMA user_version
 
 TABLES = {
-    # One row each, the value as JSON. Sections: run, settings, versions, host, told (by the workers).
+    # One row each, the value as JSON. Sections: run, settings, versions, host, hosts, told (by the workers), servers
+    # (a summary), served (the last that each server has told).
     "facts": "section TEXT, name TEXT, value TEXT, PRIMARY KEY (section, name)",
     # How far rank 0 was; what is a rate or a share is of the time since the row before, NULL in the first.
     "steps": (
@@ -15,7 +16,7 @@ TABLES = {
     ),
     # What the script has reported on rank 0; SQLite has no NaN, so NULL stands for it.
     "metrics": "step INTEGER, samples INTEGER, time REAL, name TEXT, value REAL",
-    # Details as JSON; rank NULL is the launcher.
+    # Details as JSON; rank NULL is the launcher, or the server that the details name.
     "events": "time REAL, rank INTEGER, name TEXT, details TEXT",
     # The last that each rank has told of itself, in seconds since it started.
     "ranks": "rank INTEGER PRIMARY KEY, time REAL, waited REAL, exchanging REAL",

@@ -1,0 +1,5 @@
+"""Imported by every interpreter that finds this folder in PYTHONPATH: has launchers start a stand-in for servers."""
+
+from hocket.launch import local
+
+local.SERVER = "standin"
