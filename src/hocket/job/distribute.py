@@ -113,9 +113,8 @@ def _train_together(
     groups = _divide(model, optimizers, set(runtime.parameters))
     runtime.parameters |= {id(p): p for p in model.parameters()}
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
-    if runtime.client is None and isinstance(choice, Served) and config.launched:
-        name = choices.write(choice).partition("(")[0]
-        raise StrategyError(f"--servers 0, but strategy {name!r} needs at least one: add --servers 1")
+    if config.launched:
+        choices.check_servers(choice, config.servers)
     if config.size == 1 and told is None and runtime.client is None:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         runtime.idle += [
@@ -207,9 +206,8 @@ def _build_served(
 ) -> Strategy:
     client = runtime.client
     assert client is not None
+    assert isinstance(choice, Served)
     name = choices.write(choice).partition("(")[0]
-    if not isinstance(choice, Served):
-        raise StrategyError(f"strategy {name!r} uses no servers: leave out --servers, or use --strategy ps")
     if optimizer is None:
         raise StrategyError(f"strategy {name!r} needs the optimizer: hocket.distribute(model, optimizer, …)")
     terms = terms_of(choice)

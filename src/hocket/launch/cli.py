@@ -197,7 +197,8 @@ def _checked(given: dict[str, str]) -> dict[str, str]:
     """What flags and environment set, after a look at every value."""
     settings = {**config.told(), **given}
     if "strategy" in settings:
-        choices.parse(settings["strategy"])
+        choice = choices.parse(settings["strategy"])
+        choices.check_servers(choice, config.count("servers", settings.get("servers", "0")))
     if "timeout" in settings:
         config.seconds(settings["timeout"])
     for name in ("on-nan", "transport", "tls", "verbose"):

@@ -21,24 +21,36 @@ class Deal:
         self.number, client.queues = client.queues, client.queues + 1
         self._finished: list[int] = []
         self._end: int | None = None
+        self._last: tuple[int, int | None] = 0, None
+        self._kept: int | None = None  # taken already
 
     def take(self, epoch: int, total: int | None) -> int | None:
-        """The next batch of an epoch for this worker, or None when all are done.
-
-        While others hold batches that may come back it waits, and nobody waits for it.
+        """The next batch of an epoch for this worker, or None when there is none to be had now.
 
         Args:
             epoch: Of the loader.
             total: How many batches it has, if that is known.
         """
-        found = self._ask(epoch, total, wait=False)
-        if found == "held":
-            turn = self._client.turn.epoch
-            self._client.tell(Kind.LEAVE, {"epoch": turn})
-            found = self._ask(epoch, total, wait=True)
-            if isinstance(found, int):
-                self._client.tell(Kind.ENTER, {"epoch": turn})
+        self._last = epoch, total
+        found: int | str | None = self._kept
+        self._kept = None
+        if found is None:
+            found = self._ask(epoch, total, wait=False)
         return found if isinstance(found, int) else None
+
+    def wait(self) -> bool:
+        """Whether there is one after all; blocks while others hold batches that may come back, and nobody waits for it.
+
+        Whoever calls it has done all that it took.
+        """
+        turn = self._client.turn.epoch
+        self._client.tell(Kind.LEAVE, {"epoch": turn})
+        found = self._ask(*self._last, wait=True)
+        if not isinstance(found, int):
+            return False
+        self._kept = found
+        self._client.tell(Kind.ENTER, {"epoch": turn})
+        return True
 
     def finish(self, numbers: Sequence[int]) -> None:
         """Batches are done; told with the next question."""

@@ -174,6 +174,15 @@ def parse(text: str) -> Choice:
     return _build(name.id, kind, options)
 
 
+def check_servers(choice: Choice, servers: int) -> None:
+    """Raise if a strategy needs servers and the job has none, or the other way round."""
+    name = write(choice).partition("(")[0]
+    if isinstance(choice, Served) and not servers:
+        raise StrategyError(f"--servers 0, but strategy {name!r} needs at least one: add --servers 1")
+    if servers and not isinstance(choice, Served):
+        raise StrategyError(f"strategy {name!r} uses no servers: leave out --servers {servers}, or use --strategy ps")
+
+
 def _arguments(text: str, call: ast.Call | None, kind: type[Choice]) -> list[tuple[str, ast.expr]]:
     """Options by name; the first may be given without, if it is the strategy's own: ``softsync(4)``."""
     if call is None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.errors import MismatchError, UsageError
 from hocket.job import buffers, randomness
-from hocket.job.data import original_loader, uneven
+from hocket.job.data import original_loader, queued, uneven
 from hocket.job.data.queued import QueuedIndices
 from hocket.job.data.sharding import (
     Counts,
@@ -62,14 +62,14 @@ class Loader:
         self._generator = torch.Generator() if original.generator is not None else None
         runtime.loaders += 1
         self._seed = randomness.shared_seed(runtime.communicator, runtime.loaders)
-        queued = not isinstance(original.dataset, IterableDataset) and not local and training is not False
-        self._turns = None if runtime.client is None else Turns(runtime, runtime.client, queued=queued)
+        shares = not isinstance(original.dataset, IterableDataset) and not local and training is not False
+        self._turns = None if runtime.client is None else Turns(runtime, runtime.client, original, queued=shares)
         self._deal = self._turns.deal if self._turns is not None else None
         self._stream: ShardedStream | None = None
         self._sampler: ShardedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
         self._length = self._find_length()
-        self._total = self._find_total()
+        self._total = queued.total(original) if self._deal is not None else self._length
         self._divided = False  # the data set divides itself among the ranks
         self._pass: _Pass | None = None  # the one that is going on
         self._latest: _Pass | None = None  # in training
@@ -233,7 +233,10 @@ class Loader:
         """A training loop gets a batch."""
         runtime = self._runtime
         if self._turns is not None:
-            self._begin_turn(self._turns, now, counts)
+            now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
+            self.weight = 1.0
+            runtime.weigh(self, 1.0)
+            runtime.tell(now.plan.epoch, now.batches, self._total, now.samples)
             return
         if now.plan.first is not None:
             self._check_same_order(now.plan.first)
@@ -245,19 +248,6 @@ class Loader:
         runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
         if self.weight == 0:
             runtime.undo = buffers.remember(runtime.models)
-
-    def _begin_turn(self, turns: Turns, now: _Pass, counts: Counts) -> None:
-        """The same with servers."""
-        runtime, others = self._runtime, 0
-        turns.begin_step(counts)
-        if turns.deal is not None:  # batches that others took meanwhile count, too
-            others = max(counts.taken - now.batches, 0) * (self.original.batch_size or 1)
-            now.samples += others
-            now.batches = max(counts.taken, now.batches - 1)
-        runtime.count_batch(counts.here + others)
-        self.weight = 1.0
-        runtime.weigh(self, 1.0)
-        runtime.tell(now.plan.epoch, now.batches, self._total, now.samples)
 
     def _check_same_order(self, first: int) -> None:
         """Raise if a sampler of the script's own yields other indices on other ranks; collective."""
@@ -282,6 +272,9 @@ class Loader:
                 skip -= 1
             else:
                 yield item
+        if now.plan.deal is not None and self._turns is not None and self._turns.await_more():
+            self._quiet = True
+            yield from self._read(now, self._open(now))
 
     def _find_length(self) -> int | None:
         """How many batches a pass has: with local data, on the rank that has the most."""
@@ -298,16 +291,6 @@ class Loader:
             return length
         lengths = [json.loads(p) for p in self._runtime.communicator.gather_bytes(json.dumps(length).encode())]
         return None if None in lengths else max(lengths)
-
-    def _find_total(self) -> int | None:
-        """How many batches all workers together have, where they share a queue."""
-        if self._deal is None or self._length is None:
-            return self._length
-        source = self.original.batch_sampler if self.original.batch_size is None else self.original.sampler
-        try:
-            return batches(len(source or self.original.sampler), self.original.batch_size or 1, self.original.drop_last)  # type: ignore[arg-type]
-        except TypeError:
-            return None
 
     def _own_seed(self) -> int:
         return randomness.mix(self._seed, self._runtime.config.rank) if self.local else self._seed

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from hocket.job.data.sharding import AHEAD, Counts, Plan, SeededIndices, ShardedIndices, batches, is_of_torch, samples
 from hocket.job.randomness import RandomState, SharedRandom, mix
 
@@ -22,11 +24,8 @@ class QueuedIndices(ShardedIndices):
             return
         size = self._batch_size or 1
         order, position = self._in_order(plan, size), 0
-        try:
-            total: int | None = batches(len(self._source), size, self._drop_last)  # type: ignore[arg-type]
-        except TypeError:
-            total = None
-        while (number := plan.deal.take(plan.epoch, total)) is not None:
+        count = _count(self._source, size, self._drop_last)
+        while (number := plan.deal.take(plan.epoch, count)) is not None:
             if number < position:  # somebody else had it, who is lost
                 order, position = self._in_order(plan, size), 0
             batch = next(islice(order, number - position, None), [])
@@ -35,8 +34,8 @@ class QueuedIndices(ShardedIndices):
                 plan.deal.end(number)
                 continue
             ready = self._batch_size is None
-            count = samples(batch[0]) if ready else len(batch)
-            plan.counts.append(Counts(count, count, number + 1))
+            here = samples(batch[0]) if ready else len(batch)
+            plan.counts.append(Counts(here, here, number + 1))
             indices = batch[0] if ready else batch
             yield indices if self.seed is None else SeededIndices(indices, mix(self.seed, plan.epoch, number))
         for _ in order:  # generators of the script's own must be where those of other ranks are
@@ -59,3 +58,17 @@ class QueuedIndices(ShardedIndices):
                 return
             for start in range(0, len(block), size):
                 yield block[start : start + size]
+
+
+def total(original: DataLoader[Any]) -> int | None:
+    """How many batches all workers together take of a loader, if that is known."""
+    ready_made = original.batch_size is None and original.batch_sampler is not None
+    source = original.batch_sampler if ready_made else original.sampler
+    return _count(source, original.batch_size or 1, original.drop_last)
+
+
+def _count(source: Any, size: int, drop_last: bool) -> int | None:
+    try:
+        return batches(len(source), size, drop_last)
+    except TypeError:
+        return None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 from hocket.job.data.sharding import Counts
 from hocket.job.runtime import Runtime
@@ -20,9 +23,9 @@ class Turns:
         deal: Its end of the queue that all workers share; None if each has data of its own.
     """
 
-    def __init__(self, runtime: Runtime, client: Client, *, queued: bool) -> None:
+    def __init__(self, runtime: Runtime, client: Client, original: DataLoader[Any], *, queued: bool) -> None:
         self._runtime, self._client = runtime, client
-        self._loader = runtime.loaders
+        self._loader, self._batch = runtime.loaders, original.batch_size or 1
         self.deal = Deal(client) if queued else None
         self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
 
@@ -30,13 +33,25 @@ class Turns:
         """A training loop begins; bounds on staleness hold within it."""
         self._client.turn.epoch = epoch * _LOADERS + self._loader
 
-    def begin_step(self, counts: Counts) -> None:
-        """What is pushed next is for this batch."""
+    def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
+        """What is pushed next is for this batch.
+
+        Args:
+            counts: What is known of it.
+            batches: Of this pass so far, with this one; ``samples`` likewise.
+
+        Returns:
+            The same, with what others have taken meanwhile.
+        """
+        others = max(counts.taken - batches, 0) if self.deal is not None else 0
+        self._runtime.count_batch(counts.here + others * self._batch)
         turn = self._client.turn
         turn.weight = float(counts.here)
         if self.deal is not None:
             turn.batches.append((self.deal.number, counts.taken - 1))
             self._given.append(counts.taken - 1)
+            batches = max(counts.taken, batches - 1)
+        return batches, samples + others * self._batch
 
     def end_step(self) -> None:
         """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
@@ -47,6 +62,15 @@ class Turns:
             self._given = []
         self._client.turn.batches = []
 
+    def await_more(self) -> bool:
+        """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
+        if self.deal is None:
+            return False
+        for strategy in self._runtime.strategies:
+            strategy.flush()
+        self.end_step()
+        return self.deal.wait()
+
     def leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
         """A training loop is over, or was left: nobody is to wait for its next push.
 
@@ -54,10 +78,9 @@ class Turns:
             unused: Batches that were taken and never given out.
             was_left: Whether its last batch may still be at work.
         """
-        if not was_left:
+        if not was_left and self.deal is None:
             for strategy in self._runtime.strategies:
                 strategy.flush()
-            self.end_step()
         if self.deal is not None:
             self.deal.give_back([counts.taken - 1 for counts in unused])
         self._client.tell(Kind.LEAVE, {"epoch": self._client.turn.epoch})
