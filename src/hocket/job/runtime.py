@@ -239,6 +239,7 @@ def init() -> None:
     sink.put(Stage("joined"))
     if config.size > 1:
         devices.take(config.local_rank)
+    if config.size > 1 or config.servers:
         _say_goodbye(_current)
 
 

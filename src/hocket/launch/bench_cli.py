@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -91,6 +92,43 @@ def checkpoint(
         _run("checkpoint", workers, as_json, [str(rounds), models, place])
 
 
+@app.command()
+def server(
+    rounds: _Rounds = 7,
+    parts: Annotated[
+        str, typer.Option(help="Of shared, tcp, tls, servers, straggler and rows, those to measure.")
+    ] = "shared,tcp,tls,servers,straggler,rows",
+    as_json: _Json = False,
+) -> None:
+    """The parameter server: round trips of 10M parameters against a Ray actor, more servers, a slow worker, rows."""
+    rows: list[dict[str, Any]] = []
+    for name in parts.split(","):
+        if name not in _SERVER_PARTS:
+            raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(_SERVER_PARTS)}")
+    for name in parts.split(","):
+        part, workers, servers, settings = _SERVER_PARTS[name]
+        job = Job(("-m", "hocket.bench.server"), workers, {**settings, "servers": str(servers)})
+        rows.append({"part": name, **_measure(job, [str(rounds), part])[0]})
+    if as_json:
+        print(json.dumps({"cores": machine.cores(), "cpu": machine.cpu(), "rows": rows}, indent=1))
+        return
+    print(f"server, on {machine.cores()} cores ({machine.cpu()})")
+    for row in rows:
+        found = [_cell(row, key) + " " + key.replace("_", " ") for key in row if key not in ("part", "what")]
+        print(f"  {row['part']:<10} {row['what']:<34} " + ", ".join(f for f in found if not f.endswith("ratio")))
+    print("Medians over the rounds; × compares with ray, one server or bsp, within a round.")
+
+
+_SERVER_PARTS: dict[str, tuple[str, int, int, dict[str, str]]] = {
+    "shared": ("round trip", 1, 1, {}),
+    "tcp": ("round trip", 1, 1, {"transport": "gloo"}),
+    "tls": ("round trip", 1, 1, {"transport": "gloo", "tls": "on"}),
+    "servers": ("servers", 4, 2, {}),
+    "straggler": ("straggler", 4, 1, {}),
+    "rows": ("rows", 1, 1, {}),
+}
+
+
 def _check_models(models: str) -> None:
     for name in models.split(","):
         if name not in _MODELS:
@@ -102,15 +140,8 @@ def _run(
 ) -> None:
     """Run the benchmark once for each list of arguments, here or on all hosts of ``rig``, and print all their rows."""
     count = machine.worker_count(workers)
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
-        result = Path(folder) / "rows.json"
-        for args in runs:
-            job = Job(("-m", f"hocket.bench.{name}", str(result), *args), count)
-            status = supervisor.run(job, None) if rig is None else on_hosts.run(job, _on_rig(rig, count))
-            if status:
-                sys.exit(status)
-            rows += json.loads(result.read_text())
+    job = Job(("-m", f"hocket.bench.{name}"), count)
+    rows = [row for args in runs for row in _measure(job, args, None if rig is None else _on_rig(rig, count))]
     if as_json:
         print(
             json.dumps(
@@ -122,6 +153,18 @@ def _run(
         crew = f"{count} worker{'s' if count > 1 else ''}"
         place = "" if rig is None else f" ({where})"
         _print_table(f"{name}, {crew}{place} on {machine.cores()} cores ({machine.cpu()})", rows)
+
+
+def _measure(job: Job, args: list[str], hosts: Wishes | None = None) -> list[dict[str, Any]]:
+    """The rows that a job writes to a file, the first argument."""
+    with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
+        result = Path(folder) / "rows.json"
+        job = dataclasses.replace(job, command=(*job.command, str(result), *args))
+        status = supervisor.run(job, None, summary=False) if hosts is None else on_hosts.run(job, hosts)
+        if status:
+            sys.exit(status)
+        found: list[dict[str, Any]] = json.loads(result.read_text())
+        return found
 
 
 def _on_rig(rig: Rig, workers: int) -> Wishes:

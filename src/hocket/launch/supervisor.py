@@ -34,6 +34,7 @@ def run(
     report_to: Path | None = None,
     start: Callable[[Job, Signals], Crew] = LocalCrew,
     signals: Signals | None = None,
+    summary: bool = True,
 ) -> int:
     """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left.
 
@@ -44,6 +45,7 @@ def run(
         report_to: A file for the report of a failure, which then is not shown.
         start: Starts them.
         signals: Collects signals already; if nobody does, they are collected from here on.
+        summary: Whether something is said of a run that ended well.
     """
     logs = Logs(log_dir, job.size, job.servers)
     listener = Listener(recorder)
@@ -56,7 +58,8 @@ def run(
             listener.screen = screen
             outcome = _Supervisor(job, crew, screen, logs, listener, collected.received).watch()
             listener.finish(outcome)
-            screen.report(outcome.lines)  # after anything else that there is to say
+            if outcome.status or summary:
+                screen.report(outcome.lines)  # after anything else that there is to say
             return outcome.status
     except BaseException as error:
         listener.finish(Outcome(1, f"the launcher failed: {error!r}"))

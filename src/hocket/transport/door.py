@@ -21,7 +21,6 @@ _STRANGERS = 128  # at once; when there are more, the one that has been here lon
 _RETRY = 0.02
 _SILENCE = 10_000  # milliseconds of unanswered bytes after which a connection is given up
 _PEER = struct.Struct("iII")  # pid, uid, gid of SO_PEERCRED
-_BUFFER = 4 << 20
 
 LetIn = Callable[[Wire, int], None]
 """Talks with a peer that has proved who it is (by its number), until the end of the connection."""
