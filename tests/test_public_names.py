@@ -5,9 +5,10 @@ import hocket
 
 def test_public_names() -> None:
     assert hocket.__all__ == [
-        "Central", "HocketError", "Mirrored", "SyncBatchNorm", "accumulate", "allgather", "allreduce", "barrier",
-        "broadcast", "distribute", "init", "launch", "load", "local_rank", "maximum", "mean", "minimum", "rank",
-        "report", "resume", "save", "scale_lr", "size", "sync_batchnorm", "total", "weight",
+        "Asynchronous", "BSP", "Central", "Downpour", "HocketError", "KeyValue", "Mirrored", "PS", "SSP", "Softsync",
+        "SyncBatchNorm", "accumulate", "allgather", "allreduce", "barrier", "broadcast", "distribute", "init", "launch",
+        "load", "local_rank", "maximum", "mean", "minimum", "rank", "report", "resume", "save", "scale_lr", "size",
+        "sync_batchnorm", "total", "weight",
     ]  # fmt: skip
     for name in hocket.__all__:
         assert getattr(hocket, name) is not None

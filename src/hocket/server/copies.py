@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hocket.errors import UsageError
 from hocket.server import desk, states
 from hocket.server.client import Client
 from hocket.server.desk import as_bytes
@@ -168,6 +169,7 @@ class RowCopy:
 
     def pull(self, rows: torch.Tensor) -> torch.Tensor:
         """The values of rows (sorted, each once), in their order."""
+        self._check(rows)
         found = torch.empty(rows.numel(), self._width, dtype=self._dtype)
         bounds = torch.searchsorted(rows, self._firsts).tolist()
 
@@ -184,6 +186,7 @@ class RowCopy:
 
     def push(self, push: Push, rows: torch.Tensor, values: torch.Tensor) -> bool:
         """Push gradients of rows (sorted), and wait until this worker may go on; see ``DenseCopy.push``."""
+        self._check(rows)
         bounds = torch.searchsorted(rows, self._firsts).tolist()
 
         def ask(number: int, link: Link) -> Callable[[], Any]:
@@ -214,6 +217,12 @@ class RowCopy:
             rows = int(self._firsts[-1])
             parts.append([Stored(0, first, s.key, _rows_of(s.value, rows, first, last)) for s in stored])
         _send_states(self._client, self.number, parts)
+
+    def _check(self, rows: torch.Tensor) -> None:
+        count = int(self._firsts[-1])
+        if rows.numel() and not (int(rows[0]) >= 0 and int(rows[-1]) < count):
+            wrong = int(rows[0]) if int(rows[0]) < 0 else int(rows[-1])
+            raise UsageError(f"row {wrong} is not in the table, which has rows 0 to {count - 1}")
 
     def _walk(self, table: torch.Tensor, *, writes: bool) -> None:
         """All rows between ``table`` and the servers, a part at a time."""

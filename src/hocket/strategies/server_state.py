@@ -39,7 +39,7 @@ class ServerState:
 
     def _fetch(self, _: Optimizer) -> None:
         """Before ``state_dict()``: have what is on the servers."""
-        state = self._optimizer.state
+        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         for stored in self._copy.state():
             parameter = self._members.parameters[stored.index]
             known, value = state[parameter], stored.value
@@ -58,6 +58,8 @@ class ServerState:
             first = stored.start - place.start
             flat[first : first + value.numel()] = value
         self._sparse.fetch_state(state)
+        ordered = (p for group in self._optimizer.param_groups for p in group["params"] if p in state)
+        self._optimizer.state = defaultdict(dict, {p: state[p] for p in ordered})
 
     def _forget(self, _: Optimizer, __: dict[str, Any]) -> None:
         self._optimizer.state = defaultdict(dict)

@@ -1,0 +1,95 @@
+"""Checkpoints of trainings with parameter servers: what is on the servers is saved, and brought back there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+
+import hocket
+
+STEPS = 4  # between checkpoints
+
+
+class Enough(Exception):
+    """The end of an interrupted training."""
+
+
+def train(strategy: str, optimizer: str, options: dict[str, Any], stop: int | None, sparse: bool = False) -> list[Any]:
+    """Three epochs of 12 batches; ``stop`` is the step of rank 0 after which all end."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1)).double()
+    if sparse:
+        model = torch.nn.Sequential(torch.nn.Embedding(40, 6, sparse=True, dtype=torch.float64), model)
+    made = getattr(torch.optim, optimizer)(model.parameters(), **options)
+    scheduler = torch.optim.lr_scheduler.StepLR(made, 5, 0.7)
+    random = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 40, (48,), generator=random) if sparse else torch.randn(48, 6, generator=random).double()
+    y = torch.sin(x.double() if sparse else x.sum(1))[:, None]
+    loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 4, shuffle=True)
+    model, made, loader = hocket.distribute(model, made, loader, strategy=strategy)
+    position = hocket.resume(model=model, optimizer=made, scheduler=scheduler, loader=loader)
+    taken = position.step
+    seen = 0
+    for _ in range(position.epoch, 3):
+        for a, b in loader:
+            if taken == stop:
+                hocket.barrier()  # so that rank 0 has saved what is due
+                return [position.step, seen]
+            ((model(a) - b) ** 2).mean().backward()
+            made.step()
+            made.zero_grad()
+            scheduler.step()
+            taken += 1
+            seen += len(a)
+    state = made.state_dict()["state"]
+    values = [v for entry in state.values() for v in entry.values() if isinstance(v, torch.Tensor)]
+    return [position.step, seen, [*model.state_dict().values()], values, made.param_groups[0]["lr"]]
+
+
+def run(pool: Pool, workers: int, servers: int, folder: Path, *args: Any) -> list[Any]:
+    settings = {"checkpoint": str(folder), "checkpoint_every": STEPS, "launched": True}
+    return pool.run(workers, train, *args, servers=servers, **settings)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"), [("Adam", {"lr": 0.01}), ("Adagrad", {"lr": 0.05}), ("Adafactor", {"lr": 0.01})]
+)
+@pytest.mark.parametrize("servers", [(1, 1), (2, 3)])
+def test_a_bulk_synchronous_training_goes_on_exactly(
+    pool: Pool, tmp_path: Path, servers: tuple[int, int], optimizer: str, options: dict[str, Any]
+) -> None:
+    whole = run(pool, 2, 1, tmp_path / "whole", "bsp", optimizer, options, None)[0]
+    run(pool, 2, servers[0], tmp_path / "parts", "bsp", optimizer, options, 2 * STEPS + 1)
+    rest = run(pool, 2, servers[1], tmp_path / "parts", "bsp", optimizer, options, None)[0]
+    assert rest[0] == 2 * STEPS
+    for mine, theirs in zip([*whole[2], *whole[3]], [*rest[2], *rest[3]], strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+    assert rest[4] == whole[4]
+
+
+def test_sparse_tables_are_saved_whole(pool: Pool, tmp_path: Path) -> None:
+    args = ("bsp", "Adagrad", {"lr": 0.1})
+    whole = run(pool, 2, 2, tmp_path / "whole", *args, None, True)[0]
+    run(pool, 2, 2, tmp_path / "parts", *args, 2 * STEPS + 1, True)
+    rest = run(pool, 2, 1, tmp_path / "parts", *args, None, True)[0]
+    for mine, theirs in zip([*whole[2], *whole[3]], [*rest[2], *rest[3]], strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["asynchronous", "ssp(staleness=2)"])
+def test_an_asynchronous_training_repeats_at_most_what_others_held(pool: Pool, tmp_path: Path, strategy: str) -> None:
+    args = (strategy, "SGD", {"lr": 0.01})
+    run(pool, 2, 2, tmp_path, *args, STEPS + 1)
+    rest = run(pool, 2, 2, tmp_path, *args, None)
+    assert rest[0][0] == STEPS
+    total = rest[0][1] + rest[1][1]
+    assert 3 * 48 - 2 * STEPS * 4 - 8 <= total < 3 * 48  # batches of four samples
+
+
+def test_the_number_of_workers_may_change(pool: Pool, tmp_path: Path) -> None:
+    args = ("asynchronous", "SGD", {"lr": 0.01})
+    run(pool, 2, 1, tmp_path, *args, STEPS + 1)
+    rest = run(pool, 3, 2, tmp_path, *args, None)
+    assert sum(result[1] for result in rest) < 3 * 48
