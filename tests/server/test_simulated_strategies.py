@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server.simulated import SAMPLES, Job, Worker, are_equal, assert_close, loss_of, make_model, plain, values
 
+from hocket.errors import DeadlineExceeded
 from hocket.server.deal import Deal
 from hocket.server.direct import Speed
 
@@ -320,8 +321,6 @@ def test_without_a_bound_nobody_is_late() -> None:
 
 
 def test_without_patience_the_deadline_ends_the_job() -> None:
-    from hocket.errors import DeadlineExceeded
-
     job = Job("bsp", 2, timeout=50.0)
 
     def work(worker: Worker) -> None:
@@ -403,9 +402,11 @@ def test_a_warm_start_lets_rank_0_go_ahead() -> None:
     assert begun == {0: 1.0, 1: 4.0, 2: 4.0}
 
 
-def dealing(durations: list[float], total: int, lost: int | None = None, strategy: str = "asynchronous") -> Any:
+def dealing(
+    durations: list[float], total: int, lost: int | None = None, strategy: str = "asynchronous", timeout: float = 1e5
+) -> Any:
     """Every worker takes batches as it gets ready; ``lost`` dies over its second one."""
-    job = Job(strategy, len(durations))
+    job = Job(strategy, len(durations), timeout=timeout)
 
     def work(worker: Worker) -> list[int]:
         deal, mine = Deal(worker.client), []
@@ -439,6 +440,13 @@ def test_a_slow_worker_takes_fewer_batches() -> None:
     taken, job = dealing([1.0, 1.0, 4.0], 36)
     assert [len(each) for each in taken] == [16, 16, 4]
     assert job.simulation.now() == 16.0
+
+
+def test_a_batch_is_waited_for_until_the_deadline() -> None:
+    with pytest.raises(DeadlineExceeded, match="rank 1 did not end a batch within 50 s"):
+        dealing([1.0, 52.0], 3, timeout=50.0)
+    taken, _ = dealing([1.0, 49.0], 3, timeout=50.0)
+    assert sorted(itertools.chain(*taken)) == [0, 1, 2]
 
 
 @few

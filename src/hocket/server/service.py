@@ -82,7 +82,7 @@ class Service:
         """The shared queue of a loader."""
         with self._lock:
             if number not in self._queues:
-                self._queues[number] = Batches(self._make_condition())
+                self._queues[number] = Batches(self._make_condition(), self._timeout, self._clock)
             return self._queues[number]
 
     def add(self, number: int, table: int, update: int, value: float) -> float:
