@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hocket.server.client import Client
@@ -12,17 +12,21 @@ from hocket.server.terms import Kind
 class Deal:
     """Of one loader; all workers have theirs in the same order.
 
+    Attributes:
+        before_wait: Called before this worker waits for batches that others hold: it must not keep them waiting.
+
     Args:
         client: To the servers.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.before_wait: Callable[[], None] = lambda: None
         self.number, client.queues = client.queues, client.queues + 1
         self._finished: list[int] = []
         self._end: int | None = None
 
-    def take(self, epoch: int, total: int | None) -> int | None:
+    def take(self, epoch: int, total: int | None, *, wait: bool = True) -> int | None:
         """The next batch of an epoch for this worker, or None when all are done.
 
         While others hold batches that may come back it waits, and nobody waits for it.
@@ -30,9 +34,12 @@ class Deal:
         Args:
             epoch: Of the loader.
             total: How many batches it has, if that is known.
+            wait: False if this worker has batches itself that it has not begun: others may wait for those. It then
+                gets None, and has to ask again when they are done.
         """
         found = self._ask(epoch, total, wait=False)
-        if found == "held":
+        if found == "held" and wait:
+            self.before_wait()
             turn = self._client.turn.epoch
             self._client.tell(Kind.LEAVE, {"epoch": turn})
             found = self._ask(epoch, total, wait=True)

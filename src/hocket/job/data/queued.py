@@ -11,6 +11,7 @@ from typing import Any
 
 from hocket.job.data.sharding import AHEAD, Counts, Plan, SeededIndices, ShardedIndices, batches, is_of_torch, samples
 from hocket.job.randomness import RandomState, SharedRandom, mix
+from hocket.server.deal import Deal
 
 
 class QueuedIndices(ShardedIndices):
@@ -22,11 +23,7 @@ class QueuedIndices(ShardedIndices):
             return
         size = self._batch_size or 1
         order, position = self._in_order(plan, size), 0
-        try:
-            total: int | None = batches(len(self._source), size, self._drop_last)  # type: ignore[arg-type]
-        except TypeError:
-            total = None
-        while (number := plan.deal.take(plan.epoch, total)) is not None:
+        while (number := self._take(plan, plan.deal)) is not None:
             if number < position:  # somebody else had it, who is lost
                 order, position = self._in_order(plan, size), 0
             batch = next(islice(order, number - position, None), [])
@@ -39,6 +36,22 @@ class QueuedIndices(ShardedIndices):
             plan.counts.append(Counts(count, count, number + 1))
             indices = batch[0] if ready else batch
             yield indices if self.seed is None else SeededIndices(indices, mix(self.seed, plan.epoch, number))
+
+    def takes_again(self, plan: Plan) -> bool:
+        """Whether there is another batch when all are done that were taken ahead; blocks while others hold some."""
+        if plan.deal is not None and (number := self._take(plan, plan.deal)) is not None:
+            plan.taken_again.append(number)
+        return bool(plan.taken_again)
+
+    def _take(self, plan: Plan, deal: Deal) -> int | None:
+        if plan.taken_again:
+            return plan.taken_again.pop()
+        try:
+            total: int | None = batches(len(self._source), self._batch_size or 1, self._drop_last)  # type: ignore[arg-type]
+        except TypeError:
+            total = None
+        # Data-loader processes are given batches ahead. While this worker has such ones, others may wait for them.
+        return deal.take(plan.epoch, total, wait=not plan.counts)
 
     def _in_order(self, plan: Plan, size: int) -> Iterator[list[Any]]:
         """All batches of the epoch, from its beginning."""

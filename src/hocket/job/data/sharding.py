@@ -68,6 +68,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()
+        self.taken_again: list[int] = []  # from the queue, when those taken ahead were done
 
 
 class SeededIndices(NamedTuple):

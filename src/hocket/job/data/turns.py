@@ -24,6 +24,8 @@ class Turns:
         self._runtime, self._client = runtime, client
         self._loader = runtime.loaders
         self.deal = Deal(client) if queued else None
+        if self.deal is not None:
+            self.deal.before_wait = self._settle
         self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
 
     def begin_pass(self, epoch: int) -> None:
@@ -55,12 +57,16 @@ class Turns:
             was_left: Whether its last batch may still be at work.
         """
         if not was_left:
-            for strategy in self._runtime.strategies:
-                strategy.flush()
-            self.end_step()
+            self._settle()
         if self.deal is not None:
             self.deal.give_back([counts.taken - 1 for counts in unused])
         self._client.tell(Kind.LEAVE, {"epoch": self._client.turn.epoch})
         if not was_left:
             for strategy in self._runtime.strategies:
                 strategy.refresh()  # the last updates may have been those of others
+
+    def _settle(self) -> None:
+        """All batches that the loop has had are done: push what is still to be pushed for them."""
+        for strategy in self._runtime.strategies:
+            strategy.flush()
+        self.end_step()
