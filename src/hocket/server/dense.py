@@ -71,7 +71,7 @@ class DenseShard(Shard):
         return gradient
 
     def square(self, gradient: Gradient) -> float:
-        return sum(float(torch.linalg.vector_norm(each, dtype=torch.float64)) ** 2 for each in gradient)
+        return sum((float(torch.linalg.vector_norm(each, dtype=torch.float64)) ** 2 for each in gradient), 0.0)
 
     def apply(self, gradient: Gradient, present: bytes | None) -> None:
         if self._update is not None:

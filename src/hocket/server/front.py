@@ -50,7 +50,7 @@ class Front:
         self._open()
         if config.server == 0:
             service.roster.join(0, self._said)
-            service.total = lambda table, update, value: self._add(0, table, update, value)
+            service.total = lambda table, update, value: service.add(0, table, update, value)
         else:
             self._join_first()
             service.total = self._ask_total
@@ -130,20 +130,13 @@ class Front:
             message = wire.receive()
             table, update = int(message.head["table"]), int(message.head["update"])
             try:
-                total = self._add(number, table, update, float(message.head["value"]))
+                total = self._service.add(number, table, update, float(message.head["value"]))
                 wire.send(Kind.REPLY, message.sequence, {"total": total})
             except HocketError as error:
                 wire.send(Kind.ERROR, message.sequence, {"error": type(error).__name__, "text": str(error)})
 
-    def _add(self, number: int, table: int, update: int, value: float) -> float:
-        """On server 0: the sum of what all servers tell for an update of a table; blocks until all have."""
-        given = value.hex().encode()
-        what = f"table {table}"
-        found = self._service.norms.gather(number, (table << 48) + update, what, given, lambda *_: None)
-        return sum(float.fromhex(part.decode()) for part in found.values())
-
     def _ask_total(self, table: int, update: int, value: float) -> float:
-        """On another server: the same."""
+        """On another server: what ``Service.add`` gives on server 0."""
         assert self._first is not None
         with self._asking:
             self._first.send(Kind.NORM, update, {"table": table, "update": update, "value": value})

@@ -158,19 +158,22 @@ class WireLink(Link):
                     wire.receive_bytes(message.body)  # of a request that was sent twice
                     continue
                 break
-            if message.kind == Kind.ERROR:
-                kind = getattr(errors, str(message.head.get("error")), JobError)
-                raise kind(message.head.get("text"))
-            if into is None:
-                return message.head, wire.receive_bytes(message.body)
-            if sum(part.nbytes for part in into) != message.body:
-                raise JobError(f"{self._name} sent {message.body:,} bytes, and others were expected")
-            wire.receive_into(into)
-            return message.head, b""
+            if message.kind != Kind.ERROR:
+                return message.head, self._take_body(wire, message.body, into)
         except TimeoutError:
             raise ServerLost(
                 f"{self._name} has not answered for {self._timeout + _SLACK:g} s: is its process stopped?"
             ) from None
+        kind = getattr(errors, str(message.head.get("error")), JobError)
+        raise kind(message.head.get("text"))  # may be a TimeoutError, too: another worker's, of which the server tells
+
+    def _take_body(self, wire: Wire, length: int, into: Sequence[memoryview] | None) -> bytes:
+        if into is None:
+            return wire.receive_bytes(length)
+        if sum(part.nbytes for part in into) != length:
+            raise JobError(f"{self._name} sent {length:,} bytes, and others were expected")
+        wire.receive_into(into)
+        return b""
 
     def _reconnect(self, error: Closed) -> None:
         if self._wire is not None:

@@ -59,7 +59,7 @@ class Pace:
         if self.terms.groups == 1:
             return staleness > bound
         worker = self._all[rank]
-        fastest = max((self._clock(each, worker.epoch) for each in self._active(worker.epoch)), default=0)
+        fastest = max(self._clock(each, worker.epoch) for each in self._all)  # may have left the epoch since
         return fastest - worker.clock > bound + 1  # one more is pushed before its worker waits
 
     def pull(self, rank: int) -> None:

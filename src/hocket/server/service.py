@@ -82,8 +82,21 @@ class Service:
         """The shared queue of a loader."""
         with self._lock:
             if number not in self._queues:
-                self._queues[number] = Batches(self._make_condition())
+                self._queues[number] = Batches(self._make_condition(), self._timeout, self._clock)
             return self._queues[number]
+
+    def add(self, number: int, table: int, update: int, value: float) -> float:
+        """On server 0: the sum of what all servers tell for an update of a table; blocks until all have.
+
+        Args:
+            number: Of the server that tells.
+            table: For which it does.
+            update: Likewise.
+            value: Its part.
+        """
+        given = value.hex().encode()
+        found = self.norms.gather(number, (table << 48) + update, f"table {table}", given, lambda *_: None)
+        return sum(float.fromhex(part.decode()) for part in found.values())
 
     def lose(self, rank: int, why: str) -> None:
         """A worker has died (or, if ``why`` is empty, has ended): nobody waits for it, and its batches are dealt again.

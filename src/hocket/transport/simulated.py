@@ -1,0 +1,251 @@
+"""Simulated workers: threads of which one runs at a time, on a virtual clock, so that every run is the same."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from hocket.errors import JobError
+
+T = TypeVar("T")
+
+
+class Simulation:
+    """A virtual clock and those who live by it.
+
+    A thread runs until it sleeps, waits or ends, and no time passes meanwhile. Then the one whose time is the earliest
+    goes on; of several, the one that was started first.
+
+    Args:
+        limit: Virtual seconds after which it is taken to go on forever.
+    """
+
+    def __init__(self, limit: float = 1e6) -> None:
+        self._limit = limit
+        self._time = 0.0
+        self._started = 0
+        self._live: list[Task[Any]] = []  # by number
+        self.threads: set[threading.Thread] = set()  # that nobody has joined
+        self.current: Task[Any] | None = None
+        self.failure: BaseException | None = None
+        self._over = threading.Event()
+
+    def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
+        """Call every function in a simulated thread of its own; their results, when all threads have ended.
+
+        Raises:
+            Exception: the first that one of the functions raises; the others are ended where they wait.
+            JobError: all wait for each other, or the limit was passed.
+        """
+        tasks = [self._make(function, f"worker {number}", True) for number, function in enumerate(functions)]
+        if not tasks:
+            return []
+        self._over.clear()
+        try:
+            self._hand_over()
+            self._over.wait()
+        except BaseException as error:  # ctrl-C: they end when they wait next
+            self.failure = self.failure or error
+        self._over.wait()
+        for thread in self.threads:
+            thread.join()
+        self.threads.clear()
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        return [task.result() for task in tasks]
+
+    def now(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self._time
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.pause(self._time + max(seconds, 0.0))
+
+    def start(self, function: Callable[[], T], name: str) -> Task[T]:
+        """Call a function in another simulated thread; what it raises, ``result()`` does."""
+        return self._make(function, name, False)
+
+    def condition(self) -> SimulatedCondition:
+        """A condition in which simulated threads wait."""
+        return SimulatedCondition(self)
+
+    def pause(self, until: float) -> None:
+        """Let others run until a virtual time, or until somebody sets another one for this thread."""
+        me = self.current
+        assert me is not None, "only a simulated thread can wait"
+        if self.failure is not None:
+            raise _Ended
+        me.ready, me.frame = until, sys._getframe(1)
+        self._hand_over()
+        me.baton.acquire()
+        me.frame = None
+        if self.failure is not None:
+            raise _Ended
+
+    def end(self, task: Task[Any], error: BaseException | None) -> None:
+        """A thread is at its end."""
+        self._live.remove(task)
+        if error is not None and self.failure is None:
+            self.failure = error
+        if self._live:
+            self._hand_over()
+        else:
+            self.current = None
+            self._over.set()
+
+    def _make(self, function: Callable[[], T], name: str, is_worker: bool) -> Task[T]:
+        task = Task(self, function, name, self._started, is_worker)
+        self._started += 1
+        self._live.append(task)
+        self.threads.add(task.thread)
+        task.thread.start()
+        return task
+
+    def _hand_over(self) -> None:
+        """Let the next one run."""
+        following = min(self._live, key=lambda task: task.ready)  # the first of several
+        if self.failure is None and not following.ready < self._limit:
+            self.failure = JobError(self._describe_stop(following.ready))
+        if self.failure is not None:
+            following = self._live[0]  # they end one after the other
+        else:
+            self._time = max(self._time, following.ready)
+        self.current = following
+        following.baton.release()
+
+    def _describe_stop(self, ready: float) -> str:
+        waits = "; ".join(f"{task.name} in {task.place}" for task in self._live)
+        if ready == math.inf:
+            return f"at {self._time:g} s all wait for each other: {waits}"
+        return f"no end after {self._limit:g} s: {waits}"
+
+
+class _Ended(BaseException):
+    """Ends a simulated thread where it waits; nothing but the thread's own end catches it."""
+
+
+class Task(Generic[T]):
+    """A simulated thread.
+
+    Attributes:
+        ready: When it goes on; infinity if somebody has to wake it.
+    """
+
+    def __init__(self, simulation: Simulation, function: Callable[[], T], name: str, number: int, is_worker: bool):
+        self._simulation, self._function, self._is_worker = simulation, function, is_worker
+        self.name = name
+        self.ready = simulation.now()
+        self.frame: Any = None  # where it waits
+        self.baton = threading.Lock()  # whoever it is released for runs
+        self.baton.acquire()
+        self._is_done = False
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._waiting: list[Task[Any]] = []
+        self.thread = threading.Thread(target=self._run, name=f"simulated-{number}", daemon=True)
+
+    @property
+    def place(self) -> str:
+        """Where it waits, for a reader."""
+        frame = self.frame
+        while frame is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        if frame is None:
+            return "the beginning"
+        return f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+
+    def result(self) -> T:
+        """What the function returned, or raise what it raised; blocks the simulated thread that asks."""
+        while not self._is_done:
+            assert self._simulation.current is not None
+            self._waiting.append(self._simulation.current)
+            self._simulation.pause(math.inf)
+        self.thread.join()  # it has nothing left to do
+        self._simulation.threads.discard(self.thread)
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+    def _run(self) -> None:
+        self.baton.acquire()
+        try:
+            if self._simulation.failure is None:
+                self._found.append(self._function())
+        except _Ended:
+            pass
+        except BaseException as error:
+            self._error = error
+        self._is_done = True
+        for each in self._waiting:
+            each.ready = self._simulation.now()
+        self._simulation.end(self, self._error if self._is_worker else None)
+
+
+class SimulatedCondition:
+    """What ``threading.Condition`` is: a lock that its owner can take again, and others who wait to be notified.
+
+    A thread that sleeps, or waits elsewhere, keeps it.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._owner: Task[Any] | None = None
+        self._depth = 0
+        self._entering: list[Task[Any]] = []
+        self._waiting: list[Task[Any]] = []
+
+    def __enter__(self) -> bool:
+        self._take(1)
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        if self._owner is self._simulation.current and self._depth:  # else it was ended in ``wait``
+            self._depth -= 1
+            if not self._depth:
+                self._free()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let go of the lock until somebody notifies, or virtual seconds have passed; whether somebody did."""
+        me = self._simulation.current
+        assert me is not None and self._owner is me and self._depth, "wait inside of the with block"
+        depth = self._depth
+        self._waiting.append(me)
+        self._free()
+        try:
+            self._simulation.pause(math.inf if timeout is None else self._simulation.now() + timeout)
+        finally:
+            notified = me not in self._waiting
+            if not notified:
+                self._waiting.remove(me)
+        self._take(depth)
+        return notified
+
+    def notify_all(self) -> None:
+        """Wake all who wait; they go on one after the other, when the lock is free."""
+        self._wake(self._waiting)
+
+    def _take(self, depth: int) -> None:
+        me = self._simulation.current
+        while self._depth and self._owner is not me:
+            assert me is not None
+            self._entering.append(me)
+            self._simulation.pause(math.inf)
+        self._owner, self._depth = me, self._depth + depth
+
+    def _free(self) -> None:
+        self._owner, self._depth = None, 0
+        self._wake(self._entering)
+
+    def _wake(self, tasks: list[Task[Any]]) -> None:
+        for each in tasks:
+            each.ready = self._simulation.now()
+        tasks.clear()

@@ -1,0 +1,55 @@
+"""Batches of one queue in real processes: each counts once, whatever is prepared ahead, kept back or lost."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from strategies.training import Case, make
+from torch.utils.data import DataLoader
+
+import hocket
+
+EPOCHS = 2
+
+
+def train(strategy: str, processes: int, dies: int = -1) -> tuple[list[list[float]], list[torch.Tensor]]:
+    """The samples that this worker had in each epoch, and its parameters in the end; ``dies`` has one batch only."""
+    case = Case()
+    model, _, original = make(case, 1)
+    loader: Any = DataLoader(original.dataset, case.batch, shuffle=True, num_workers=processes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
+    seen: list[list[float]] = []
+    for _ in range(EPOCHS):
+        seen.append([])
+        for x, y in loader:
+            if hocket.rank() == dies:
+                os._exit(1)
+            seen[-1] += x[:, 0].tolist()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def check(results: list[Any]) -> None:
+    dataset: Any = make(Case(), 1)[2].dataset
+    everything = sorted(dataset.tensors[0][:, 0].tolist())
+    for epoch in range(EPOCHS):
+        assert sorted(value for seen, _ in results for value in seen[epoch]) == everything
+    for _, parameters in results:
+        assert all(map(torch.equal, results[0][1], parameters))
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("strategy", ["bsp", "asynchronous", "downpour(push=5, fetch=3)"])
+def test_every_sample_counts_once(pool: Pool, strategy: str, processes: int) -> None:
+    check(pool.run(3, train, strategy, processes, servers=1))
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, processes: int) -> None:
+    found = pool.outcomes_with_death(3, train, 2, "asynchronous", processes, 2, servers=1)
+    check(found[:2])
