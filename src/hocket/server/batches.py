@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hocket.errors import DeadlineExceeded
 from hocket.server.table import Condition, Note
 
 _NOTE = 30.0  # seconds between two lines about who is waited for
@@ -21,10 +24,16 @@ class _Epoch:
 
 
 class Batches:
-    """Numbers of batches, in the order that all workers know."""
+    """Numbers of batches, in the order that all workers know.
 
-    def __init__(self, condition: Condition) -> None:
-        self._condition = condition
+    Args:
+        condition: Guards everything here.
+        timeout: Seconds that a worker may wait for what others hold.
+        clock: Tells the time.
+    """
+
+    def __init__(self, condition: Condition, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._condition, self._timeout, self._clock = condition, timeout, clock
         self._now = _Epoch()
 
     def take(self, rank: int, epoch: int, total: int | None, wait: Note | None = None) -> int | str:
@@ -38,13 +47,16 @@ class Batches:
 
         Returns:
             A number, ``"over"`` when all batches are done, or ``"held"`` when others still hold some.
+
+        Raises:
+            DeadlineExceeded: others are alive but did not get done with what they hold.
         """
         with self._condition:
             if epoch > self._now.number:
                 self._now = _Epoch(epoch)
             if epoch == self._now.number and self._now.total is None:
                 self._now.total = total
-            waited = 0.0
+            begin, told = self._clock(), 0.0
             while True:
                 now = self._now
                 if epoch < now.number:
@@ -56,9 +68,16 @@ class Batches:
                 elif others := {holder for holder in now.held.values() if holder != rank}:
                     if wait is None:
                         return "held"
-                    if not self._condition.wait(_NOTE):
-                        waited += _NOTE
+                    waited = self._clock() - begin
+                    if waited >= self._timeout:
+                        raise DeadlineExceeded(
+                            f"rank {', '.join(map(str, sorted(others)))} did not get done with a batch within "
+                            f"{self._timeout:g} s: see its output, or give it more time with --timeout"
+                        )
+                    if waited - told >= _NOTE:
+                        told = waited
                         wait(sorted(others), waited)
+                    self._condition.wait(max(min(self._timeout, told + _NOTE) - waited, 0.001))
                     continue
                 else:
                     return "over"

@@ -61,6 +61,8 @@ class Service:
 
     def define(self, rank: int, definition: Definition, area: Area | None) -> None:
         """A worker describes a table, the same as the others do, and takes its place at it."""
+        if definition.workers != self.workers:
+            raise ValueError(f"a table for {definition.workers} workers, and there are {self.workers}")
         with self._lock:
             table = self.tables.get(definition.number)
             if table is None:
@@ -82,7 +84,7 @@ class Service:
         """The shared queue of a loader."""
         with self._lock:
             if number not in self._queues:
-                self._queues[number] = Batches(self._make_condition())
+                self._queues[number] = Batches(self._make_condition(), self._timeout, self._clock)
             return self._queues[number]
 
     def lose(self, rank: int, why: str) -> None:
@@ -108,6 +110,11 @@ class Service:
     def welcome(self, rank: int) -> None:
         """A worker that was taken for dead is there after all."""
         self._lost.pop(rank, None)
+
+    def refuse(self, why: str) -> None:
+        """Count a connection or message that was refused, by a reason in a few words that are always the same."""
+        with self._lock:
+            self.refused[why] += 1
 
     def report(self) -> Served:
         """What this server has done so far."""
