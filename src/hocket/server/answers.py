@@ -92,7 +92,11 @@ class Answers:
 
     def _define(self, head: dict[str, Any], body: Body) -> Answer:
         area = body.area() if head["shared"] else None
-        self._service.define(self._rank, Definition.from_data(head["definition"]), area)
+        try:
+            self._service.define(self._rank, Definition.from_data(head["definition"]), area)
+        finally:
+            if area is not None:
+                area.close_descriptor()
         return Answer({})
 
     def _assign(self, head: dict[str, Any], body: Body) -> Answer:
@@ -100,12 +104,10 @@ class Answers:
         table = self._table(head)
         shard = table.shard
         if isinstance(shard, RowShard):
-            values = torch.empty(int(head["rows"]), shard.width, dtype=shard.table.dtype)
+            first, last = self._rows(shard, head)
+            values = torch.empty(last - first, shard.width, dtype=shard.table.dtype)
             _receive(body, [values.view(-1)])
-            first = int(head["first"]) - shard.first
-            if first < 0 or first + values.shape[0] > shard.count:
-                raise ValueError("rows that are not here")
-            table.change(lambda: _copy([shard.table[first : first + values.shape[0]]], [values]))
+            table.change(lambda: _copy([shard.table[first:last]], [values]))
             return Answer({})
         assert isinstance(shard, DenseShard)
         desk, flats = self._service.desk(head["table"], self._rank), shard.flats
@@ -160,17 +162,17 @@ class Answers:
         table = self._table(head)
         shard = table.shard
         assert isinstance(shard, RowShard)
+        values: list[torch.Tensor] = []
         if head["first"] is not None:
-            first = int(head["first"]) - shard.first
-            found = shard.table[first : first + int(head["rows"])].clone()
+            first, last = self._rows(shard, head)
+            table.change(lambda: values.append(shard.table[first:last].clone()))
         else:
             if body.length > _MOST_NUMBERS:
                 raise ValueError(f"{body.length} bytes of row numbers")
             numbers = torch.empty(body.length // 8, dtype=torch.int64)
             _receive(body, [numbers])
-            values: list[torch.Tensor] = []
             table.pull(self._rank, lambda: values.append(shard.rows(numbers)))
-            found = values[0]
+        found = values[0]
         self._service.sent += found.nbytes
         return Answer({}, as_bytes([found.view(-1)]))
 
@@ -182,7 +184,7 @@ class Answers:
 
     def _load(self, head: dict[str, Any], body: Body) -> Answer:
         table = self._table(head)
-        packed = states.allocate(head["described"])
+        packed = states.allocate(head["described"], body.length)
         _receive(body, packed.tensors)
         table.change(lambda: table.shard.load_state(states.unpack(packed)))
         return Answer({})
@@ -224,6 +226,15 @@ class Answers:
 
     def _table(self, head: dict[str, Any]) -> Table:
         return self._service.tables[int(head["table"])]
+
+    @staticmethod
+    def _rows(shard: RowShard, head: dict[str, Any]) -> tuple[int, int]:
+        """Where rows that follow each other are in a shard."""
+        first = int(head["first"]) - shard.first
+        last = first + int(head["rows"])
+        if not 0 <= first <= last <= shard.count:
+            raise ValueError(f"rows {first} to {last} of {shard.count}")
+        return first, last
 
     def _receive_rows(self, shard: RowShard, head: dict[str, Any], body: Body) -> list[torch.Tensor]:
         count = int(head["rows"])

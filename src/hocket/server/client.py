@@ -48,7 +48,8 @@ class Client:
         self.waited = 0.0
         self._meetings = 0
         remote = sum(not link.is_local for link in links)
-        self._pool = ThreadPoolExecutor(remote, "hocket-link") if remote and len(links) > 1 else None
+        # One for each: a server may wait for another one, which waits for what this worker has for it.
+        self._pool = ThreadPoolExecutor(len(links), "hocket-link") if remote and len(links) > 1 else None
 
     def gather(self, what: str, data: bytes) -> dict[int, bytes]:
         """What all live workers give, by rank; collective."""
@@ -66,14 +67,17 @@ class Client:
         return self.links[0]
 
     def each(self, ask: Callable[[int, Link], Callable[[], Any]]) -> list[Any]:
-        """Ask all servers at once: ``ask`` begins a request, and what it returns finishes it."""
+        """Ask all servers at once: ``ask`` begins a request, and what it returns finishes it.
+
+        If one fails, its error is raised when all others have been heard.
+        """
         if self._pool is None:
-            return _finish([ask(number, link) for number, link in enumerate(self.links)])
+            return _finish([_defer(ask, number, link) for number, link in enumerate(self.links)])
 
         def one(number: int) -> Any:
             return ask(number, self.links[number])()
 
-        return list(self._pool.map(one, range(len(self.links))))
+        return _finish([self._pool.submit(one, number).result for number in range(len(self.links))])
 
     def tell(self, kind: int, head: dict[str, Any]) -> None:
         """The same to all servers."""
@@ -90,6 +94,19 @@ class Client:
             link.close()
         if self._pool is not None:
             self._pool.shutdown(wait=False)
+
+
+def _defer(ask: Callable[[int, Link], Callable[[], Any]], number: int, link: Link) -> Callable[[], Any]:
+    """Begin a request; a failure to do so is found when it is finished, so that those before it are not left open."""
+    try:
+        return ask(number, link)
+    except Exception as error:
+        failure = error
+
+    def fail() -> Any:
+        raise failure
+
+    return fail
 
 
 def _finish(pending: Sequence[Callable[[], Any]]) -> list[Any]:

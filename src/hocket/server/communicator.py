@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 
+from hocket.comm.algorithms import reduce_into
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Averager, Communicator, describe
 from hocket.comm.layout import Layout
@@ -55,14 +56,9 @@ class ServedCommunicator(Communicator):
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
         what = f"allreduce of {describe(tensor)}, {operation}"
         for part in _parts(tensor):
-            rows = torch.stack([_like(data, part) for data in self._gather(what, part).values()])
-            if operation == "max":
-                part.copy_(rows.amax(0))
-            elif operation == "min":
-                part.copy_(rows.amin(0))
-            else:
-                total = rows.sum(0, dtype=rows.dtype)
-                part.copy_(total / rows.shape[0] if operation == "mean" else total)
+            given = [_like(data, part) for data in self._gather(what, part).values()]
+            if len(given) > 1:
+                reduce_into(part, given, operation)
 
     @through_cpu
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:

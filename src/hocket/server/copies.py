@@ -255,7 +255,7 @@ def _fetch_states(client: Client, table: int) -> list[Stored]:
     found: list[Stored] = []
     for link in client.links:
         head, data = link.request(Kind.STATE, {"table": table})
-        packed = states.allocate(head["described"])
+        packed = states.allocate(head["described"], len(data))
         at = 0
         for tensor in packed.tensors:
             if tensor.numel():

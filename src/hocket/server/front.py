@@ -7,16 +7,18 @@ import threading
 import time
 from typing import Any
 
+from hocket import errors
 from hocket.config import Config
-from hocket.errors import HocketError, JobError
+from hocket.errors import HocketError, JobError, ServerLost
 from hocket.server.service import Service
-from hocket.server.session import Peer, Session
+from hocket.server.session import NO_SENSE, Peer, Session
 from hocket.server.terms import Kind
 from hocket.transport import door, tls
 from hocket.transport.door import Door
 from hocket.transport.wire import Closed, Wire, WireError
 
 SERVER = 1 << 30  # added to the number of a server, to tell it from a rank in proofs
+SLACK = 30.0  # seconds that others have beyond the time in which they have to answer
 
 
 def socket_name(rendezvous: str, server: int) -> str:
@@ -69,7 +71,9 @@ class Front:
         config, number = self._config, self._config.server or 0
 
         def make(listener: Any, *security: Any) -> None:
-            self._doors.append(Door(listener, self._secret, SERVER + number, self._let_in, self._refuse, *security))
+            self._doors.append(
+                Door(listener, self._secret, SERVER + number, self._let_in, self._service.refuse, *security)
+            )
 
         if config.rendezvous is not None and config.transport != "gloo":
             self._said["socket"] = socket_name(config.rendezvous, number)
@@ -84,13 +88,16 @@ class Front:
         config, number = self._config, self._config.server or 0
         deadline = time.monotonic() + config.timeout
         self._first = connect(config, self._secret, SERVER + number, deadline)
+        self._first.connection.settimeout(config.timeout + SLACK)
         self._first.send(Kind.JOIN, 0, {"role": "server", "number": number, "nonce": "", "said": self._said})
         self._first.receive()
 
     def _let_in(self, wire: Wire, name: int) -> None:
         """Talk with whoever has come in, to the end."""
         try:
+            wire.connection.settimeout(SLACK)
             message = wire.receive()
+            wire.connection.settimeout(None)
             if message.kind != Kind.JOIN or message.body:
                 raise WireError(f"a message of kind {message.kind} before joining")
             number, nonce = int(message.head["number"]), str(message.head["nonce"])
@@ -102,15 +109,15 @@ class Front:
                 raise WireError("it proved to be another one than it says")
         except Closed:
             pass
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            self._refuse("messages that make no sense")
+        except Exception as error:  # of any kind: it came from outside
+            self._service.refuse(NO_SENSE)
             print(f"hocket: a peer was refused: {error!r}", file=sys.stderr, flush=True)
 
     def _talk_with_worker(self, wire: Wire, rank: int, nonce: str) -> None:
         with self._lock:
             peer = self._peers.setdefault(rank, Peer(nonce))
         if peer.nonce != nonce:
-            self._refuse("a second process of a rank")
+            self._service.refuse("a second process of a rank")
             text = f"there are two processes of rank {rank}: start the script once for each rank"
             wire.send(Kind.ERROR, 0, {"error": "JobError", "text": text})
             return
@@ -126,27 +133,32 @@ class Front:
         """Another server: it tells where it is, and later its part of sums over all servers."""
         self._service.roster.join(number, said)
         wire.send(Kind.REPLY, 0, {})
-        while True:
-            message = wire.receive()
-            table, update = int(message.head["table"]), int(message.head["update"])
-            try:
-                total = self._service.add(number, table, update, float(message.head["value"]))
-                wire.send(Kind.REPLY, message.sequence, {"total": total})
-            except HocketError as error:
-                wire.send(Kind.ERROR, message.sequence, {"error": type(error).__name__, "text": str(error)})
+        try:
+            while True:
+                message = wire.receive()
+                table, update = int(message.head["table"]), int(message.head["update"])
+                try:
+                    total = self._service.add(number, table, update, float(message.head["value"]))
+                    wire.send(Kind.REPLY, message.sequence, {"total": total})
+                except (Closed, WireError):
+                    raise
+                except HocketError as error:
+                    wire.send(Kind.ERROR, message.sequence, {"error": type(error).__name__, "text": str(error)})
+        finally:
+            self._service.norms.fail(f"server {number} has ended: see its output")
 
     def _ask_total(self, table: int, update: int, value: float) -> float:
         """On another server: what ``Service.add`` gives on server 0."""
         assert self._first is not None
-        with self._asking:
-            self._first.send(Kind.NORM, update, {"table": table, "update": update, "value": value})
-            message = self._first.receive()
+        try:
+            with self._asking:
+                self._first.send(Kind.NORM, update, {"table": table, "update": update, "value": value})
+                message = self._first.receive()
+        except (Closed, WireError, TimeoutError) as error:  # of server 0, and not of the worker that is waiting here
+            raise ServerLost(f"server 0 has ended ({error}): see its output") from error
         if message.kind == Kind.ERROR:
-            raise JobError(message.head["text"])
+            raise getattr(errors, str(message.head["error"]), JobError)(message.head["text"])
         return float(message.head["total"])
-
-    def _refuse(self, why: str) -> None:
-        self._service.refused[why] += 1
 
 
 def connect(config: Config, secret: bytes, name: int, deadline: float) -> Wire:

@@ -16,10 +16,12 @@ from hocket.errors import HocketError, JobError, ServerLost
 from hocket.server.terms import Kind
 from hocket.transport import handoff
 from hocket.transport.area import Area
-from hocket.transport.wire import Closed, Wire, until
+from hocket.transport.wire import Closed, Message, Wire, WireError, until
 
 _AGAIN = 3.0  # seconds in which a broken connection can be made anew
+_RETRY = 0.02
 _TRIES = 5  # for one request
+_GOODBYE = 2.0
 _SLACK = 30.0  # seconds that a server has beyond the time in which it has to answer
 
 
@@ -75,7 +77,10 @@ class WireLink(Link):
         self._name, self._connect, self._timeout = name, connect, timeout
         self._sequence = 0
         self._request: tuple[int, dict[str, Any], Sequence[memoryview], Area | None] = (0, {}, (), None)
-        self._wire: Wire | None = connect(time.monotonic() + timeout)
+        self._failure: Exception | None = None  # of a request that could not be sent
+        self._is_closed = False
+        self._wire: Wire | None = None
+        self._wire = self._make(time.monotonic() + timeout)
         self.is_local = self._wire.is_local
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -88,39 +93,43 @@ class WireLink(Link):
             raise JobError("a process that the script has forked is no worker, and cannot talk to servers")
         self._lock.acquire()
         self._sequence += 1
-        self._request = kind, head, parts, area
+        self._request, self._failure = (kind, head, parts, area), None
         try:
             self._send()
-        except Closed:
-            pass  # finish() makes a new connection
+        except Exception as error:
+            self._failure = error  # for finish(), which makes a new connection if that helps
 
     def finish(self, into: Sequence[memoryview] | None = None) -> tuple[dict[str, Any], bytes]:
         try:
-            for tries in range(_TRIES):
-                try:
-                    if tries:
-                        self._send()
-                    return self._receive(into)
-                except Closed as error:
-                    self._reconnect(error)
-            raise ServerLost(f"{self._name} does not answer request {self._sequence}: see its output")
+            message, data = self._exchange(into)
+        except BaseException:
+            self._drop()  # there may be half a message in it
+            raise
         finally:
             self._lock.release()
+        if message.kind == Kind.ERROR:
+            raise _error(message)
+        return message.head, data
 
     def close(self) -> None:
-        if self._wire is None or self._process != os.getpid():
+        if self._is_closed or self._process != os.getpid():
             return
-        try:
-            self._wire.connection.settimeout(2.0)
-            with self._lock:
-                self._sequence += 1
-                self._wire.send(Kind.BYE, self._sequence, {})
-                self._wire.receive()
-        except (HocketError, OSError):
-            pass
-        self._wire.close()
-        self._wire = None
+        self._is_closed = True
         _links.discard(self)
+        wire = self._wire
+        if wire is not None and self._lock.acquire(timeout=_GOODBYE):
+            try:
+                wire.connection.settimeout(_GOODBYE)
+                self._sequence += 1
+                wire.send(Kind.BYE, self._sequence, {})
+                wire.receive()
+            except (HocketError, OSError):
+                pass
+            finally:
+                self._lock.release()
+        if wire is not None:
+            wire.close()
+        self._wire = None
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -132,25 +141,46 @@ class WireLink(Link):
         if self._wire is not None:
             self._wire.connection.close()
 
+    def _exchange(self, into: Sequence[memoryview] | None) -> tuple[Message, bytes]:
+        """Have the answer to what was sent; it is sent again as often as the connection breaks, or almost."""
+        failure, self._failure = self._failure, None
+        for tries in range(_TRIES):
+            try:
+                if failure is not None:
+                    raise failure
+                if tries:
+                    self._send()
+                return self._receive(into)
+            except (Closed, _Garbled) as error:
+                failure = None
+                self._reconnect(error)
+        raise ServerLost(f"{self._name} does not answer request {self._sequence}: see its output")
+
     def _send(self) -> None:
-        if self._wire is None:
+        wire = self._wire
+        if wire is None:
             raise Closed("there is no connection")
         kind, head, parts, area = self._request
-        self._wire.send(kind, self._sequence, head, parts)
-        if area is not None:
-            try:
-                handoff.give(self._wire.connection, area.descriptor)
-            except OSError as error:
-                raise Closed(str(error)) from error
+        try:
+            wire.send(kind, self._sequence, head, parts)
+            if area is not None:
+                handoff.give(wire.connection, area.descriptor)
+        except TimeoutError:
+            raise self._is_silent() from None
+        except OSError as error:
+            raise Closed(str(error)) from error
 
-    def _receive(self, into: Sequence[memoryview] | None) -> tuple[dict[str, Any], bytes]:
+    def _receive(self, into: Sequence[memoryview] | None) -> tuple[Message, bytes]:
         wire = self._wire
         if wire is None:
             raise Closed("there is no connection")
         wire.connection.settimeout(self._timeout + _SLACK)
         try:
             while True:
-                message = wire.receive()
+                try:
+                    message = wire.receive()
+                except WireError as error:
+                    raise _Garbled(str(error)) from error
                 if message.kind == Kind.NOTE:
                     _say_waiting(self._name, message.head)
                     continue
@@ -158,47 +188,68 @@ class WireLink(Link):
                     wire.receive_bytes(message.body)  # of a request that was sent twice
                     continue
                 break
-            if message.kind != Kind.ERROR:
-                return message.head, self._take_body(wire, message.body, into)
+            if into is None or message.kind == Kind.ERROR:
+                return message, wire.receive_bytes(message.body)
+            if sum(part.nbytes for part in into) != message.body:
+                raise JobError(f"{self._name} sent {message.body:,} bytes, and others were expected")
+            wire.receive_into(into)
+            return message, b""
         except TimeoutError:
-            raise ServerLost(
-                f"{self._name} has not answered for {self._timeout + _SLACK:g} s: is its process stopped?"
-            ) from None
-        kind = getattr(errors, str(message.head.get("error")), JobError)
-        raise kind(message.head.get("text"))  # may be a TimeoutError, too: another worker's, of which the server tells
+            raise self._is_silent() from None
 
-    def _take_body(self, wire: Wire, length: int, into: Sequence[memoryview] | None) -> bytes:
-        if into is None:
-            return wire.receive_bytes(length)
-        if sum(part.nbytes for part in into) != length:
-            raise JobError(f"{self._name} sent {length:,} bytes, and others were expected")
-        wire.receive_into(into)
-        return b""
+    def _is_silent(self) -> ServerLost:
+        return ServerLost(f"{self._name} has not answered for {self._timeout + _SLACK:g} s: is its process stopped?")
 
-    def _reconnect(self, error: Closed) -> None:
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
-        deadline = time.monotonic() + (0.2 if self.is_local else _AGAIN)
+    def _reconnect(self, error: Exception) -> None:
+        self._drop()
         try:
-            self._wire = self._connect(deadline)
+            if self._is_closed:
+                raise JobError("this worker has said goodbye")
+            self._wire = self._make(time.monotonic() + (0.2 if self.is_local else _AGAIN))
         except (HocketError, OSError) as failure:
             raise ServerLost(f"{self._name} has ended ({error}): see its output ({failure})") from None
 
+    def _make(self, deadline: float) -> Wire:
+        """A new connection; one that breaks while it is made is made again."""
+        while True:
+            try:
+                return self._connect(deadline)
+            except Closed:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_RETRY)
+
+    def _drop(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+
+class _Garbled(JobError):
+    """What came is no message: the connection is of no use any more."""
+
 
 def join(wire: Wire, rank: int, nonce: str, deadline: float) -> dict[str, Any]:
-    """The first words on every connection; what the server answers."""
-    wire.connection.settimeout(until(deadline))
+    """The first words on every connection, which is closed if they fail; what the server answers."""
     try:
+        wire.connection.settimeout(until(deadline))
         wire.send(Kind.JOIN, 0, {"role": "worker", "number": rank, "nonce": nonce})
         message = wire.receive()
-    except TimeoutError:
-        raise JobError("a server did not answer in time") from None
-    wire.connection.settimeout(None)
-    if message.kind == Kind.ERROR:
-        kind = getattr(errors, str(message.head.get("error")), JobError)
-        raise kind(message.head.get("text"))
+        wire.connection.settimeout(None)
+        if message.kind == Kind.ERROR:
+            raise _error(message)
+    except BaseException as error:
+        wire.close()
+        if isinstance(error, TimeoutError) and not isinstance(error, HocketError):
+            raise JobError("a server did not answer in time: see its output") from None
+        raise
     return message.head
+
+
+def _error(message: Message) -> HocketError:
+    kind = getattr(errors, str(message.head.get("error")), JobError)
+    found: HocketError = kind(message.head.get("text"))
+    return found
 
 
 def _say_waiting(name: str, head: dict[str, Any]) -> None:

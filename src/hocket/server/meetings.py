@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hocket.errors import DeadlineExceeded, MismatchError
+from hocket.errors import DeadlineExceeded, JobError, MismatchError, ServerLost
 from hocket.server.table import Condition, Note
 
 _NOTE = 30.0
@@ -40,6 +40,8 @@ class Meetings:
         self._condition, self._timeout, self._clock = condition, timeout, clock
         self._live = set(range(workers))
         self._meetings: dict[int, _Meeting] = {}
+        self._latest = 0  # that has been held
+        self._failure = ""
 
     def gather(self, rank: int, number: int, what: str, data: bytes, note: Note) -> dict[int, bytes]:
         """What all live workers give to meeting ``number``, by rank; blocks until all are there.
@@ -47,8 +49,14 @@ class Meetings:
         Raises:
             MismatchError: another worker has come to do something else.
             DeadlineExceeded: one is alive but did not come.
+            JobError: this worker was taken for dead, and the others have met without it.
         """
         with self._condition:
+            if rank not in self._live and number <= self._latest:
+                raise JobError(
+                    f"rank {rank} comes to {what}, and was taken for dead: its connection was broken for too long, and "
+                    "the others have gone on without it"
+                )
             self._live.add(rank)
             meeting = self._meetings.setdefault(number, _Meeting(what, rank))
             if what != meeting.what and not meeting.error:
@@ -57,7 +65,7 @@ class Meetings:
                     f"{what}; call collectives on all ranks in the same order"
                 )
             meeting.given[rank] = data
-            self._close(meeting)
+            self._close(number, meeting)
             self._wait(meeting, note)
             meeting.left.add(rank)
             if meeting.left >= set(meeting.given) & self._live:
@@ -71,18 +79,27 @@ class Meetings:
         """A worker has died, or said goodbye."""
         with self._condition:
             self._live.discard(rank)
-            for meeting in self._meetings.values():
-                self._close(meeting)
+            for number, meeting in self._meetings.items():
+                self._close(number, meeting)
             self._condition.notify_all()
 
-    def _close(self, meeting: _Meeting) -> None:
+    def fail(self, why: str) -> None:
+        """There can be no more meetings: whoever waits for one, or comes to one, gets ServerLost."""
+        with self._condition:
+            self._failure = why
+            self._condition.notify_all()
+
+    def _close(self, number: int, meeting: _Meeting) -> None:
         if meeting.result is None and (meeting.error or self._live <= set(meeting.given)):
+            self._latest = max(self._latest, number)
             meeting.result = dict(sorted(meeting.given.items()))
             self._condition.notify_all()
 
     def _wait(self, meeting: _Meeting, note: Note) -> None:
         begin, told = self._clock(), 0.0
         while meeting.result is None:
+            if self._failure:
+                raise ServerLost(self._failure)
             waited = self._clock() - begin
             missing = sorted(self._live - set(meeting.given))
             if waited >= self._timeout:

@@ -61,6 +61,8 @@ class Service:
 
     def define(self, rank: int, definition: Definition, area: Area | None) -> None:
         """A worker describes a table, the same as the others do, and takes its place at it."""
+        if definition.workers != self.workers:
+            raise ValueError(f"a table for {definition.workers} workers, and there are {self.workers}")
         with self._lock:
             table = self.tables.get(definition.number)
             if table is None:
@@ -121,6 +123,11 @@ class Service:
     def welcome(self, rank: int) -> None:
         """A worker that was taken for dead is there after all."""
         self._lost.pop(rank, None)
+
+    def refuse(self, why: str) -> None:
+        """Count a connection or message that was refused, by a reason in a few words that are always the same."""
+        with self._lock:
+            self.refused[why] += 1
 
     def report(self) -> Served:
         """What this server has done so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -9,7 +10,7 @@ import time
 import traceback
 from typing import Any
 
-from hocket.errors import HocketError
+from hocket.errors import HocketError, JobError
 from hocket.server.answers import Answer, Answers
 from hocket.server.service import Service
 from hocket.server.terms import Kind
@@ -17,7 +18,9 @@ from hocket.transport import handoff
 from hocket.transport.area import Area
 from hocket.transport.wire import Closed, Message, Wire, WireError
 
+NO_SENSE = "messages that make no sense"
 GRACE = 1.0  # seconds in which a worker whose connection broke can come back; a live one does so at once
+_MOST_DROPPED = 1 << 36  # bytes; a push that was sent twice may be long
 
 
 class Peer:
@@ -26,6 +29,7 @@ class Peer:
     def __init__(self, nonce: str) -> None:
         self.nonce = nonce
         self.lock = threading.Lock()  # held while a message of it is received and answered
+        self.coming = threading.Lock()  # held while it is decided whether it is there or lost
         self.sequence = 0  # of the last message that was answered
         self.answer: tuple[int, Answer] = (Kind.REPLY, Answer({}))
         self.wire: Wire | None = None
@@ -41,21 +45,22 @@ class Session:
 
     def run(self) -> None:
         """Answer until the worker says goodbye or its connection ends; then, unless it comes back, it is lost."""
-        peer, before = self._peer, self._peer.wire
-        peer.wire = self._wire
+        peer = self._peer
+        with peer.coming:
+            before, peer.wire = peer.wire, self._wire
+            self._service.welcome(self._rank)
         if before is not None:
             before.close()
-        self._service.welcome(self._rank)
-        why = "was lost"
         try:
             while not peer.is_gone:
                 self._serve_one(self._wire.receive())
         except Closed:
             pass
-        except (WireError, KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
-            self._service.refused["messages that make no sense"] += 1
-            print(f"hocket: a message of rank {self._rank} was refused: {error!r}", file=sys.stderr, flush=True)
-        self._end(why)
+        except _Replayed as error:
+            self._refuse("messages that were sent before", error)
+        except WireError as error:
+            self._refuse(NO_SENSE, error)
+        self._end()
 
     def _serve_one(self, message: Message) -> None:
         peer = self._peer
@@ -65,9 +70,9 @@ class Session:
                 if message.head.get("shared"):
                     os.close(body.area().descriptor)
                 body.drop()  # it was answered, and the answer did not arrive
+                self._service.refuse("messages that came twice")
             elif message.sequence != peer.sequence + 1:
-                self._service.refused["messages that were sent before"] += 1
-                raise WireError(f"message {message.sequence} after {peer.sequence}")
+                raise _Replayed(f"message {message.sequence} after {peer.sequence}")
             else:
                 peer.answer = self._answer(message, body)
                 peer.sequence = message.sequence
@@ -75,38 +80,53 @@ class Session:
             self._wire.send(kind, message.sequence, answer.head, answer.parts)
 
     def _answer(self, message: Message, body: _WireBody) -> tuple[int, Answer]:
+        """Whatever goes wrong with a message is an answer, too: it must not be done a second time."""
         if message.kind == Kind.BYE:
             self._peer.is_gone = True
             return Kind.REPLY, Answer({})
         try:
             return Kind.REPLY, self._answers.answer(message.kind, message.head, body)
+        except (Closed, WireError):
+            raise
         except HocketError as error:
-            if isinstance(error, Closed | WireError):
-                raise
-            body.drop()
-            return Kind.ERROR, Answer({"error": type(error).__name__, "text": str(error)})
-        except RuntimeError as error:  # the optimizer's, for example
-            body.drop()
+            told = error
+        except (RuntimeError, MemoryError) as error:
             traceback.print_exc()
-            text = f"server {self._service.number} failed: {type(error).__name__}: {error}"
-            return Kind.ERROR, Answer({"error": "JobError", "text": text})
+            told = JobError(f"server {self._service.number} failed: {type(error).__name__}: {error}")
+        except Exception as error:
+            self._refuse(NO_SENSE, error)
+            told = JobError(
+                f"server {self._service.number} refused a message of kind {message.kind} that makes no sense "
+                f"({error!r}): install the same Hocket on all hosts"
+            )
+        body.drop()
+        return Kind.ERROR, Answer({"error": type(told).__name__, "text": str(told)})
 
     def _note(self, ranks: list[int], seconds: float) -> None:
+        """To where the worker is now; that it may have gone is found out when it is answered."""
+        wire = self._peer.wire or self._wire
         head: dict[str, Any] = {"ranks": ranks, "seconds": seconds, "server": self._service.number}
-        self._wire.send(Kind.NOTE, 0, head)
+        with contextlib.suppress(Closed, OSError):
+            wire.send(Kind.NOTE, 0, head)
 
-    def _end(self, why: str) -> None:
+    def _refuse(self, why: str, error: Exception) -> None:
+        self._service.refuse(why)
+        print(f"hocket: a message of rank {self._rank} was refused: {error!r}", file=sys.stderr, flush=True)
+
+    def _end(self) -> None:
         """The connection is over."""
         peer = self._peer
-        if peer.is_gone:
-            self._service.lose(self._rank, "")
-            return
-        if not self._wire.is_local:
+        if not peer.is_gone and not self._wire.is_local:
             deadline = time.monotonic() + GRACE
             while time.monotonic() < deadline and peer.wire is self._wire:
                 time.sleep(0.02)
-        if peer.wire is self._wire:
-            self._service.lose(self._rank, why)
+        with peer.coming:
+            if peer.is_gone or peer.wire is self._wire:
+                self._service.lose(self._rank, "" if peer.is_gone else "was lost")
+
+
+class _Replayed(WireError):
+    """A message that cannot come now."""
 
 
 class _WireBody:
@@ -125,10 +145,20 @@ class _WireBody:
         return self._wire.receive_bytes(left)
 
     def area(self) -> Area:
-        return Area(handoff.take(self._wire.connection))
+        try:
+            descriptor = handoff.take(self._wire.connection)
+        except (OSError, JobError) as error:
+            raise Closed(f"no shared memory came ({error})") from error
+        try:
+            return Area(descriptor)
+        except (OSError, ValueError) as error:
+            os.close(descriptor)
+            raise ValueError(f"what came is no shared memory ({error})") from error
 
     def drop(self) -> None:
-        """Receive what is left, for nothing."""
+        """Receive what is left, for nothing; if it is not too much for that."""
+        if self._left > _MOST_DROPPED:
+            raise WireError(f"a body of {self._left:,} bytes that nobody wants")
         while self._left:
             count = min(self._left, 1 << 20)
             self._left -= count

@@ -11,8 +11,6 @@ import torch
 from hocket.errors import StrategyError
 from hocket.server.shard import Stored
 
-_MOST = 1 << 40  # bytes
-
 
 @dataclass(frozen=True)
 class Packed:
@@ -38,8 +36,8 @@ def pack(stored: Sequence[Stored]) -> Packed:
     return Packed(described, tensors)
 
 
-def allocate(described: Any) -> Packed:
-    """Room for what is described."""
+def allocate(described: Any, length: int) -> Packed:
+    """Room for what is described, which must be of ``length`` bytes."""
     tensors, total = [], 0
     for index, start, key, kind, shape, _ in described:
         if not isinstance(index, int) or not isinstance(start, int) or not isinstance(key, str):
@@ -50,9 +48,11 @@ def allocate(described: Any) -> Packed:
             for size in shape:
                 count *= int(size)
             total += count * dtype.itemsize
-            if count < 0 or total > _MOST:
-                raise ValueError("a state that is too large")
+            if count < 0 or total > length:
+                raise ValueError(f"a state of {total:,} bytes, and {length:,} are there")
             tensors.append(torch.empty(count, dtype=dtype))
+    if total != length:
+        raise ValueError(f"a state of {total:,} bytes, and {length:,} are there")
     return Packed(described, tensors)
 
 

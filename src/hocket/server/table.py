@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hocket.errors import DeadlineExceeded
+from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
 from hocket.server.shard import Contribution, Gradient, Shard
 from hocket.server.terms import Push
@@ -49,6 +50,7 @@ class _Group:
 
     contributions: list[Contribution] = field(default_factory=list)
     is_done: bool = False
+    error: HocketError | None = None  # for all of them
 
 
 class Table:
@@ -101,6 +103,7 @@ class Table:
 
         Raises:
             DeadlineExceeded: another worker is alive but was not here in time.
+            JobError: the optimizer failed; the update does not count.
         """
         with self._condition:
             tally, now = self.tallies[rank], self._clock()
@@ -116,9 +119,11 @@ class Table:
                 if self.terms.is_collected:
                     self._collect(rank, push, given, note)
                 else:
-                    self._apply([given], push)
-                    self._condition.notify_all()  # the slowest may be another one now
-                    self._wait(rank, lambda: self.pace.missing(rank), note)
+                    try:
+                        self._apply([given], push)
+                    finally:
+                        self._condition.notify_all()  # the slowest may be another one now
+                    self._wait(rank, lambda: self.pace.missing(rank), note, patience=self.terms.patience)
             self.pace.pull(rank)
             self._work(pull)
         return staleness is not None
@@ -156,22 +161,31 @@ class Table:
     def await_version(self, version: int, note: Note) -> None:
         """Wait until there have been so many updates, or nobody is left who could make them."""
         with self._condition:
-            self._wait(None, lambda: self.pace.live if self.version < version else [], note)
+            self._wait(None, lambda: self.pace.live if self.version < version else [], note, patience=None)
 
     def _collect(self, rank: int, push: Push, given: Contribution, note: Note) -> None:
+        self.shard.set_groups(push.groups)
         group = self._group
         group.contributions.append(given)
         self._epoch = push.epoch
-        self.shard.set_groups(push.groups)
         self._complete()
-        self._wait(rank, lambda: [] if group.is_done else self._outstanding(), note)
+        try:
+            self._wait(rank, lambda: [] if group.is_done else self._outstanding(), note, patience=self.terms.patience)
+        except DeadlineExceeded:
+            group.contributions = [each for each in group.contributions if each is not given]
+            raise
+        if group.error is not None:
+            raise type(group.error)(str(group.error))
 
     def _outstanding(self) -> list[int]:
         waiting = {each.rank for each in self._group.contributions}
         return self.pace.outstanding(self._epoch, waiting)
 
     def _complete(self) -> None:
-        """Apply what was collected, if that is enough, or nothing more can come before those who wait go on."""
+        """Apply what was collected, if that is enough, or nothing more can come before those who wait go on.
+
+        If it cannot be applied, those who gave it are told, and not whoever happens to call this.
+        """
         group = self._group
         if not group.contributions:
             return
@@ -179,34 +193,50 @@ class Table:
             return
         self._group = _Group()
         group.is_done = True
-        self._apply(group.contributions, None)
+        try:
+            self._apply(group.contributions, None)
+        except HocketError as error:
+            group.error = error
         self._condition.notify_all()
 
     def _apply(self, contributions: Sequence[Contribution], push: Push | None) -> None:
         self._rounds += 1
-        if push is not None:
-            self.shard.set_groups(push.groups)
-        counted = [each for each in contributions if each.weight > 0]
-        if counted:
-            begin = self._clock()
-            gradient, present = self.shard.combine(counted)
-            if self.terms.clip is not None and self.terms.is_collected:
-                norm = self._total(self._rounds, self.shard.square(gradient)) ** 0.5
-                if norm + 1e-6 > self.terms.clip:
-                    gradient = self.shard.scale(gradient, self.terms.clip / (norm + 1e-6))
-            mean = sum(each.staleness for each in counted) / len(counted)
-            with self.shard.rate_divided(max(1.0, mean) if self.terms.aware else 1.0):
-                self.shard.apply(gradient, present)
+        begin = self._clock()
+        try:
+            if push is not None:
+                self.shard.set_groups(push.groups)
+            self._update([each for each in contributions if each.weight > 0])
+        except HocketError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            name = type(self.shard.optimizer).__name__
+            raise JobError(f"{name} failed on a server, see its output: {type(error).__name__}: {error}") from error
+        finally:
             self.busy += self._clock() - begin
-            self.pace.version += 1
-        elif self.terms.clip is not None and self.terms.is_collected:
-            self._total(self._rounds, 0.0)  # the other servers ask for it
 
-    def _wait(self, rank: int | None, missing: Callable[[], list[int]], note: Note) -> None:
+    def _update(self, counted: Sequence[Contribution]) -> None:
+        clip = self.terms.clip if self.terms.is_collected else None
+        if not counted:
+            if clip is not None:
+                self._total(self._rounds, 0.0)  # the other servers ask for it
+            return
+        gradient, present = self.shard.combine(counted)
+        if clip is not None:
+            norm = self._total(self._rounds, self.shard.square(gradient)) ** 0.5
+            if norm + 1e-6 > clip:
+                gradient = self.shard.scale(gradient, clip / (norm + 1e-6))
+        mean = sum(each.staleness for each in counted) / len(counted)
+        with self.shard.rate_divided(max(1.0, mean) if self.terms.aware else 1.0):
+            self.shard.apply(gradient, present)
+        self.pace.version += 1
+
+    def _wait(self, rank: int | None, missing: Callable[[], list[int]], note: Note, *, patience: float | None) -> None:
+        """Sleep while anybody is missing; whoever still is after ``patience`` is excused, and then not to be missed."""
         begin, told = self._clock(), 0.0
         while ranks := missing():
             waited = self._clock() - begin
-            if self.terms.patience is not None and waited >= self.terms.patience:
+            if patience is not None and waited >= patience:
                 for each in ranks:
                     self.pace.excuse(each)
                 self._complete()
@@ -220,7 +250,7 @@ class Table:
             if waited - told >= _NOTE:
                 told = waited
                 note(ranks, waited)
-            left = min(self._timeout, self.terms.patience or self._timeout, told + _NOTE) - waited
+            left = min(self._timeout, patience or self._timeout, told + _NOTE) - waited
             self._condition.wait(max(left, 0.001))
         if rank is not None:
             self.tallies[rank].waited += self._clock() - begin

@@ -171,7 +171,9 @@ class ServedTraining(Strategy):
         accepted = self._sparse.push(self._say(weight, None, groups), factor)
         if self._members.parameters or not self._sparse:
             accepted &= self._copy.push(push, pull=pull)
-        self.late += not accepted
+        if not accepted:
+            self.late += 1
+            self._told = None  # a push that does not count tells nothing
         self._client.turn.batches = []
 
     def _say(self, weight: float, present: bytes | None, groups: list[dict[str, Any]] | None) -> Push:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from hocket.errors import JobError
 from hocket.transport import tls
-from hocket.transport.proof import prove
-from hocket.transport.wire import Wire
+from hocket.transport.proof import NotProved, prove
+from hocket.transport.wire import Wire, hang_up
 
 _PROOF = 5.0  # seconds that a stranger has
 _STRANGERS = 128  # at once; when there are more, the one that has been here longest has to go
@@ -69,7 +69,7 @@ class Door:
         self._listener.close()
         with self._lock:
             for connection in self._strangers:
-                _hang_up(connection)
+                hang_up(connection)
 
     def _listen(self) -> None:
         while not self._is_closed:
@@ -79,29 +79,38 @@ class Door:
                 if not self._is_closed:
                     time.sleep(_RETRY)  # no descriptors left, perhaps
                 continue
-            connection.settimeout(_PROOF)
-            with self._lock:
-                if len(self._strangers) >= _STRANGERS:
-                    _hang_up(next(iter(self._strangers)))
-                    self._strangers.pop(next(iter(self._strangers)))
-                self._strangers[connection] = None
-            threading.Thread(target=self._meet, args=(connection,), daemon=True, name="hocket-peer").start()
+            try:
+                connection.settimeout(_PROOF)
+                if self._context is not None:
+                    connection = tls.wrap_server(connection, self._context)
+                self._note(connection)
+                threading.Thread(target=self._meet, args=(connection,), daemon=True, name="hocket-peer").start()
+            except (OSError, RuntimeError):  # it has gone, or there are too many threads in this process
+                self._forget(connection)
+                connection.close()
+
+    def _note(self, connection: socket.socket) -> None:
+        with self._lock:
+            if len(self._strangers) >= _STRANGERS:
+                oldest = next(iter(self._strangers))
+                hang_up(oldest)
+                self._strangers.pop(oldest)
+            self._strangers[connection] = None
 
     def _meet(self, connection: socket.socket) -> None:
-        plain = connection
         try:
             if connection.family == socket.AF_UNIX and _uid(connection) != os.geteuid():
                 raise JobError("another user")
-            if self._context is not None:
-                connection = tls.wrap_server(connection, self._context)
-            peer = prove(connection, self._secret, self._name, self._binding)
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
+            peer = prove(connection, self._secret, self._name, self._binding, accepts=True)
+            prepare(connection)
         except (JobError, OSError, ValueError):
             self._refuse("without the job's secret")
-            self._forget(plain)
             connection.close()
             return
-        self._forget(plain)
-        prepare(connection)
+        finally:
+            self._forget(connection)
         wire = Wire(connection)
         try:
             self._let_in(wire, peer)
@@ -138,38 +147,48 @@ def listen(address: str, port: int) -> socket.socket:
 
 def knock_here(name: str, secret: bytes, number: int, deadline: float) -> Wire:
     """Connect to a server on this host, as peer ``number``; tries until the monotonic time ``deadline``."""
-    while True:
+
+    def make() -> tuple[socket.socket, bytes]:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(_some(deadline))
         try:
             connection.connect(f"\0{name}")
             if _uid(connection) != os.geteuid():
-                raise JobError(f"the socket {name} of this job belongs to another user; run the job again")
-            return _introduce(connection, secret, number, b"", deadline)
-        except (ConnectionError, BlockingIOError) as error:
+                raise NotProved(f"the socket {name} of this job belongs to another user; run the job again")
+        except BaseException:
             connection.close()
-            if time.monotonic() > deadline:
-                raise JobError(f"no server answers on this host ({error}): see its output for the reason") from None
-            time.sleep(_RETRY)
+            raise
+        return connection, b""
+
+    try:
+        return _introduce(make, secret, number, deadline)
+    except NotProved:
+        raise
+    except (OSError, JobError) as error:
+        raise JobError(f"no server answers on this host ({error}): see its output for the reason") from None
 
 
 def knock(address: str, port: int, secret: bytes, number: int, deadline: float, *, encrypted: bool) -> Wire:
-    """Connect to a server over TCP, as peer ``number``; tries until the monotonic time ``deadline``."""
-    while True:
-        try:
-            connection = socket.create_connection(
-                (address, port), timeout=max(0.1, min(5.0, deadline - time.monotonic()))
-            )
-            binding = b""
-            if encrypted:
-                connection, binding = tls.wrap_client(connection)
-            return _introduce(connection, secret, number, binding, deadline)
-        except (OSError, JobError) as error:
-            if time.monotonic() > deadline:
-                raise JobError(
-                    f"the server at {address}:{port} cannot be reached ({error}): see its output, or open the firewall "
-                    "between the hosts"
-                ) from None
-            time.sleep(_RETRY)
+    """Connect to a server over TCP, as peer ``number``; tries until the monotonic time ``deadline``.
+
+    Raises:
+        NotProved: who answers there is none of this job, or TLS is not the same at both ends.
+        JobError: nobody was there in time.
+    """
+
+    def make() -> tuple[socket.socket, bytes]:
+        connection = socket.create_connection((address, port), timeout=_some(deadline))
+        return tls.wrap_client(connection) if encrypted else (connection, b"")
+
+    try:
+        return _introduce(make, secret, number, deadline)
+    except NotProved as error:
+        raise NotProved(f"the server at {address}:{port}: {error}") from None
+    except (OSError, JobError) as error:
+        raise JobError(
+            f"the server at {address}:{port} cannot be reached ({error}): see its output, or open the firewall "
+            "between the hosts"
+        ) from None
 
 
 def prepare(connection: socket.socket) -> None:
@@ -189,21 +208,30 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("::1", "localhost")
 
 
-def _introduce(connection: socket.socket, secret: bytes, number: int, binding: bytes, deadline: float) -> Wire:
-    try:
-        connection.settimeout(max(0.1, min(_PROOF, deadline - time.monotonic())))
-        prove(connection, secret, number, binding)
-    except BaseException:
-        connection.close()
-        raise
-    prepare(connection)
-    return Wire(connection)
+def _introduce(make: Callable[[], tuple[socket.socket, bytes]], secret: bytes, number: int, deadline: float) -> Wire:
+    """Make a connection and prove the secret; again, unless that is of no use, until ``deadline``."""
+    while True:
+        try:
+            connection, binding = make()
+            try:
+                connection.settimeout(_some(deadline))
+                prove(connection, secret, number, binding, accepts=False)
+                prepare(connection)
+                return Wire(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except NotProved:
+            raise
+        except (OSError, JobError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY)
+
+
+def _some(deadline: float) -> float:
+    return max(0.1, min(_PROOF, deadline - time.monotonic()))
 
 
 def _uid(connection: socket.socket) -> int:
     return int(_PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

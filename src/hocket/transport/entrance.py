@@ -35,7 +35,7 @@ def accept(
 
     def ask(connection: socket.socket) -> None:
         try:
-            rank = prove(connection, secret, 0)
+            rank = prove(connection, secret, 0, accepts=True)
         except (OSError, JobError):
             connection.close()
         else:
@@ -81,7 +81,7 @@ def connect(address: str, port: int, rank: int, secret: bytes, deadline: float) 
                 ) from None
             time.sleep(0.05)
     connection.settimeout(max(deadline - time.monotonic(), 1.0))
-    prove(connection, secret, rank)
+    prove(connection, secret, rank, accepts=False)
     return Peer(connection, 0)
 
 

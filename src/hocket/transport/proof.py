@@ -1,7 +1,8 @@
 """Two ends of a connection prove to each other that they know the job's secret, without telling it.
 
-Each sends a random challenge and answers that of the other with a keyed hash of it and of who it says it is.
-Nothing longer than 128 bytes is read before that.
+Each sends a random challenge and answers with a keyed hash of both challenges, of who the two are, and of which end it
+is: an answer that one server gives to a stranger is of no use to the stranger at another one. Nothing longer than 128
+bytes is read before that.
 """
 
 from __future__ import annotations
@@ -11,49 +12,66 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 
 from hocket.errors import JobError
 
 _CHALLENGE = 32
 _NAME = struct.Struct("!I")
+_ALERT = b"\x15\x03"  # with which TLS begins to say that something is wrong
 
 
-def prove(connection: socket.socket, secret: bytes, name: int, binding: bytes = b"") -> int:
+class NotProved(JobError):
+    """The other end is none of this job; to try again is of no use."""
+
+
+def prove(connection: socket.socket, secret: bytes, name: int, binding: bytes = b"", *, accepts: bool) -> int:
     """Say who this end is, prove it, and have the other end prove it; both ends call it.
 
     Args:
-        connection: Just made, with a timeout.
+        connection: Just made, with a timeout, which is for all of it.
         secret: The job's.
         name: The number of this end.
+        accepts: Whether this end has accepted the connection; the other one has made it.
         binding: What both ends must see alike of the connection: with TLS, the server's certificate.
 
     Returns:
         The number of the other end.
 
     Raises:
-        JobError: the other end does not know the secret, or went away.
+        NotProved: the other end does not know the secret.
+        JobError: it went away.
+        TimeoutError: it has not said enough in time.
     """
-    mine = secrets.token_bytes(_CHALLENGE)
-    connection.sendall(_NAME.pack(name) + mine)
-    theirs = receive(connection, _NAME.size + _CHALLENGE)
+    timeout = connection.gettimeout()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    mine = _NAME.pack(name) + secrets.token_bytes(_CHALLENGE)
+    connection.sendall(mine)
+    theirs = receive(connection, len(mine), deadline)
+    connection.sendall(_answer(secret, accepts, mine, theirs, binding))
+    if not hmac.compare_digest(receive(connection, 32, deadline), _answer(secret, not accepts, theirs, mine, binding)):
+        raise NotProved("a peer did not know this job's secret: another program has connected to its port")
+    connection.settimeout(timeout)
     (peer,) = _NAME.unpack_from(theirs)
-    connection.sendall(_answer(secret, name, theirs[_NAME.size :] + binding))
-    if not hmac.compare_digest(receive(connection, 32), _answer(secret, peer, mine + binding)):
-        raise JobError("a peer did not know this job's secret: another program has connected to its port")
     if peer == name:
-        raise JobError("this process has connected to itself")
+        raise NotProved("this process has connected to itself")
     return int(peer)
 
 
-def _answer(secret: bytes, name: int, challenge: bytes) -> bytes:
-    return hmac.new(secret, _NAME.pack(name) + challenge, hashlib.sha256).digest()
+def _answer(secret: bytes, accepts: bool, own: bytes, other: bytes, binding: bytes) -> bytes:
+    role = b"accepts" if accepts else b"connects"
+    return hmac.new(secret, role + own + other + binding, hashlib.sha256).digest()
 
 
-def receive(connection: socket.socket, count: int) -> bytes:
-    """Exactly ``count`` bytes."""
+def receive(connection: socket.socket, count: int, deadline: float | None = None) -> bytes:
+    """Exactly ``count`` bytes, until the monotonic time ``deadline``."""
     data = b""
     while len(data) < count:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
         part = connection.recv(count - len(data))
+        if not part and data.startswith(_ALERT):
+            raise NotProved("the other end speaks TLS, and this one does not: is --tls the same on all hosts?")
         if not part:
             raise JobError("a peer closed its connection during start-up: see its output for the reason")
         data += part

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from hocket.errors import JobError, UsageError
+from hocket.transport.proof import NotProved
 
 
 def make_context() -> tuple[ssl.SSLContext, bytes]:
@@ -53,12 +54,17 @@ def make_context() -> tuple[ssl.SSLContext, bytes]:
 
 
 def wrap_server(connection: socket.socket, context: ssl.SSLContext) -> socket.socket:
-    """The server's end of a connection, encrypted; blocks for the handshake as long as the connection's timeout."""
-    return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=True)
+    """The server's end of a connection, which takes its place; ``do_handshake()`` is still to be called."""
+    return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
 
 def wrap_client(connection: socket.socket) -> tuple[socket.socket, bytes]:
-    """The worker's end of it, and what stands for the server's certificate in a proof."""
+    """The worker's end of it, and what stands for the server's certificate in a proof.
+
+    Raises:
+        NotProved: the other end speaks no TLS.
+        JobError: the connection broke, or nothing came in the connection's timeout.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -66,7 +72,9 @@ def wrap_client(connection: socket.socket) -> tuple[socket.socket, bytes]:
     try:
         wrapped = context.wrap_socket(connection)
     except (ssl.SSLError, OSError) as error:
-        raise JobError(f"TLS with a server failed ({error}): is --tls the same on all hosts?") from error
+        connection.close()
+        kind = NotProved if "WRONG_VERSION_NUMBER" in str(error) else JobError
+        raise kind(f"TLS with a server failed ({error}): is --tls the same on all hosts?") from error
     certificate = wrapped.getpeercert(binary_form=True)
     assert certificate is not None
     return wrapped, _digest(certificate)

@@ -6,6 +6,7 @@ that has proved the job's secret (see ``proof``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import ssl
@@ -24,6 +25,7 @@ MOST_HEAD = 8 << 20
 MOST_BODY = 1 << 40
 _AT_ONCE = 64  # parts of a body in one system call
 _TLS_CHUNK = 1 << 18
+_FIRST = 1 << 20  # bytes for which memory is taken at first
 
 
 class WireError(JobError):
@@ -71,9 +73,13 @@ class Wire:
 
         Raises:
             Closed: the connection broke.
+            WireError: it is too long; nothing was sent.
+            TimeoutError: not all of it was taken in the time that the connection has, which is of no use any more.
         """
         text = json.dumps(head, separators=(",", ":")).encode()
         length = sum(part.nbytes for part in parts)
+        if len(text) > self.most_head or length > self.most_body:
+            raise WireError(f"a message of {len(text):,} + {length:,} bytes is longer than servers and workers allow")
         header = HEADER.pack(MAGIC, VERSION, kind, 0, generation, sequence, len(text), length)
         try:
             self._send_all([memoryview(header + text), *parts])
@@ -124,10 +130,7 @@ class Wire:
 
     def close(self) -> None:
         """End the connection; whoever waits at it is woken."""
-        try:
-            self.connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+        hang_up(self.connection)
         self.connection.close()
 
     def _send_all(self, parts: list[memoryview]) -> None:
@@ -146,10 +149,14 @@ class Wire:
                 views[0] = views[0][sent:]
 
     def _receive(self, count: int) -> bytes:
-        data = bytearray(count)
-        view, done = memoryview(data), 0
-        while done < count:
-            done += self._receive_some(view[done:])
+        """Memory is taken as bytes come, and not because somebody says that they will."""
+        data = bytearray()
+        while len(data) < count:
+            part = bytearray(min(count - len(data), max(_FIRST, len(data))))
+            view, done = memoryview(part), 0
+            while done < len(part):
+                done += self._receive_some(view[done:])
+            data += part
         return bytes(data)
 
     def _receive_some(self, view: memoryview) -> int:
@@ -163,6 +170,13 @@ class Wire:
             raise Closed("the other end has closed the connection")
         self.received += count
         return count
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Have whoever waits at a connection, in another thread, see its end."""
+    with contextlib.suppress(OSError):
+        # Not the method of a TLS socket, which would let that thread go on without encryption.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def until(deadline: float) -> float:
