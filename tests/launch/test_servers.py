@@ -71,7 +71,7 @@ def test_servers_get_the_environment_of_workers_without_a_rank(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     cores = len(os.sched_getaffinity(0))
     worker = json.loads((tmp_path / "worker1").read_text())
-    assert worker["OMP_NUM_THREADS"] == str(max(1, cores // 2)) and "HOCKET_SERVER" not in worker
+    assert worker["OMP_NUM_THREADS"] == str(max(1, cores // 4)) and "HOCKET_SERVER" not in worker
     same = ("HOCKET_RENDEZVOUS", "HOCKET_JOB", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
             "HOCKET_SERVERS", "HOCKET_TLS", "HOCKET_VERBOSE", "GROUP_RANK")  # fmt: skip
     for number in range(2):

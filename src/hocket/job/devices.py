@@ -44,7 +44,7 @@ def connect(
         )
     if mine and not mine.startswith("cuda"):
         raise UsageError(f"the model is on {mine}: Hocket trains on CPUs and CUDA GPUs; call model.cpu() first")
-    if communicator.nccl is not None or communicator.size == 1:
+    if communicator.nccl is not None or communicator.size == 1 or config.servers:
         return
     uuid = str(torch.cuda.get_device_properties(mine).uuid) if mine else ""
     host = config.host_name or socket.gethostname()

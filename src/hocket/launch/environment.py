@@ -79,8 +79,8 @@ def of_worker(
         place: Its host; without one, the job has this host only.
         base: What to begin with, instead of the environment of this process.
     """
-    rank, count = (local_rank, job.size) if place is None else (place.first + local_rank, place.count)
-    env = _of_both(job, count, port, place, base)
+    rank = local_rank if place is None else place.first + local_rank
+    env = _of_both(job, port, place, base)
     env.update(RANK=str(rank), LOCAL_RANK=str(local_rank), ROLE_RANK=str(rank))
     return env
 
@@ -89,14 +89,14 @@ def of_server(
     job: Job, number: int, port: int, place: Place | None = None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The environment of server ``number``: that of a worker of its host, without a rank; arguments as for one."""
-    here = job.size + job.servers if place is None else place.count + len(place.servers)
-    env = _of_both(job, here, port, place, base)
+    env = _of_both(job, port, place, base)
     env["HOCKET_SERVER"] = str(number)
     return env
 
 
-def _of_both(job: Job, sharing: int, port: int, place: Place | None, base: Mapping[str, str] | None) -> dict[str, str]:
-    """What workers and servers have in common; ``sharing`` is among how many the cores are divided."""
+def _of_both(job: Job, port: int, place: Place | None, base: Mapping[str, str] | None) -> dict[str, str]:
+    """What workers and servers have in common; they share the cores of their host, for idle threads spin a while."""
+    sharing = job.size + job.servers if place is None else place.count + len(place.servers)
     env = dict(config.environment() if base is None else base)
     for name in (*(config.SETTINGS[name].variable for name in config.FOR_HOSTS), *_OF_ONE):
         env.pop(name, None)  # for the launcher alone, or of a job around this one

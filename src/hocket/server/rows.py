@@ -27,6 +27,7 @@ class RowShard(Shard):
         self.first, self.count, self.width = rows.first, rows.last - rows.first, rows.width
         self.table = torch.zeros(self.count, self.width, dtype=getattr(torch, rows.dtype))
         self._parameter = nn.Parameter(self.table)
+        torch.sparse.check_sparse_tensor_invariants.disable()  # rows are checked here, and PyTorch warns otherwise
         self.optimizer = rule.build(definition.rule, [[self._parameter]])
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:

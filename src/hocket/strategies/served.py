@@ -122,7 +122,7 @@ class ServedTraining(Strategy):
             self._sparse.assign()
         self._client.gather("hocket.distribute()", b"")
         self._copy.pull()
-        self._note_versions()
+        self._take_over()
 
     def _assign(self) -> None:
         if self._parameters is not self._copy.parameters:
