@@ -10,14 +10,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from server.serving import until
-from transport.test_door import ADDRESS, NAME, REASON, SECRET, descriptors, opened, speak, threads
 
 from hocket.config import Config
 from hocket.server.front import encrypted
 from hocket.transport import door, tls
 from hocket.transport.proof import NotProved
 from hocket.transport.wire import Wire
+from server.serving import until
+from transport.test_door import ADDRESS, NAME, REASON, SECRET, descriptors, opened, speak, threads
 
 
 def knock(port: int, *, encrypted: bool = True, seconds: float = 5.0) -> Wire:

@@ -1,5 +1,6 @@
 """Messages: what was sent comes, and what is no message is refused before it costs anything."""
 
+import itertools
 import json
 import resource
 import socket
@@ -77,7 +78,7 @@ def test_what_is_sent_comes(
         assert message == (kind, generation, sequence, json.loads(json.dumps(head)), len(whole))
         into = bytearray(len(whole))
         ends = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
-        right.receive_into([memoryview(into)[a:b] for a, b in zip(ends, ends[1:], strict=False)])
+        right.receive_into([memoryview(into)[a:b] for a, b in itertools.pairwise(ends)])
         assert into == whole
         assert left.sent == right.received
 
