@@ -63,7 +63,7 @@ def test_different_collectives_are_told_to_all() -> None:
     meetings = make(2)
 
     def work(rank: int) -> None:
-        with pytest.raises(MismatchError, match="rank . is in (barrier|mean), rank . in (barrier|mean)"):
+        with pytest.raises(MismatchError, match=r"rank . is in (barrier|mean), rank . in (barrier|mean)"):
             meetings.gather(rank, 1, ("barrier", "mean")[rank], b"", ignore)
 
     together(2, work)
@@ -71,7 +71,7 @@ def test_different_collectives_are_told_to_all() -> None:
 
 
 def test_a_deadline_names_who_is_missing() -> None:
-    with pytest.raises(DeadlineExceeded, match="ranks 1, 2 did not come to barrier within 0.05 s"):
+    with pytest.raises(DeadlineExceeded, match=r"ranks 1, 2 did not come to barrier within 0.05 s"):
         make(3, timeout=0.05).gather(0, 1, "barrier", b"", ignore)
 
 
