@@ -44,6 +44,7 @@ class Pool:
         self._context = multiprocessing.get_context("spawn")
         self._members: list[Member] = []
         self._servers: list[Member] = []
+        self.served: list[tuple[dict[str, Any], list[str]]] = []  # of the last run: each server's report, and its lines
 
     def pids(self) -> list[int]:
         return [member.process.pid for member in self._members + self._servers]
@@ -85,7 +86,7 @@ class Pool:
         finally:
             for member in self._servers[:servers]:
                 member.pipe.send(None)
-                member.pipe.recv()
+            self.served = [member.pipe.recv() for member in self._servers[:servers]]
 
     def _start_servers(self, count: int, fields: dict[str, Any]) -> None:
         while len(self._servers) < count:
@@ -127,7 +128,7 @@ class Pool:
             member.pipe.send((function.__module__, function.__qualname__, args, fields))
         results: list[Any] = []
         for rank, member in enumerate(self._members[:size]):
-            if not member.pipe.poll(DEADLINE):
+            if rank != dead and not member.pipe.poll(DEADLINE):  # children of the dead one may keep its pipe open
                 self.close()
                 raise TimeoutError(f"rank {rank} of {size} did not finish {function.__qualname__}")
             try:
@@ -194,10 +195,12 @@ def _be_server(pipe: Connection, paths: list[str]) -> None:
         except EOFError:
             return
         config = Config(**{"timeout": 20.0, **fields})
-        front = Front(config, SECRET, Service(config.server or 0, config.servers, config.size, config.timeout))
+        service, said = Service(config.server or 0, config.servers, config.size, config.timeout), []
+        service.say = said.append
+        front = Front(config, SECRET, service)
         pipe.recv()
         front.close()
-        pipe.send(None)
+        pipe.send((dataclasses.asdict(service.report()), said))
 
 
 def _secret_pipe() -> int:

@@ -47,6 +47,7 @@ class Front:
         self._lock = threading.Lock()
         self._doors: list[Door] = []
         self._first: Wire | None = None  # to server 0
+        self._others: list[Wire] = []  # on server 0, to the others
         self._asking = threading.Lock()
         self._said: dict[str, Any] = {"socket": None, "address": None, "port": None}
         self._open()
@@ -58,12 +59,14 @@ class Front:
             service.total = self._ask_total
 
     def close(self) -> None:
-        """Let go of all workers."""
+        """Let go of all workers and servers."""
         for each in self._doors:
             each.close()
         for peer in list(self._peers.values()):
             if peer.wire is not None:
                 peer.wire.close()
+        for wire in self._others:
+            wire.close()
         if self._first is not None:
             self._first.close()
 
@@ -131,6 +134,7 @@ class Front:
 
     def _talk_with_server(self, wire: Wire, number: int, said: dict[str, Any]) -> None:
         """Another server: it tells where it is, and later its part of sums over all servers."""
+        self._others.append(wire)
         self._service.roster.join(number, said)
         wire.send(Kind.REPLY, 0, {})
         try:

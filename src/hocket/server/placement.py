@@ -104,7 +104,8 @@ def _cut(layout: Layout, groups: Sequence[int], servers: int) -> list[list[Slice
             for i in members:
                 place = layout.places[i]
                 first, last = max(place.start, start), min(place.end, end)
-                if first < last or (place.count == 0 and start <= place.start < end):
+                is_last = server == servers - 1 and place.start == bucket.count  # what is empty may lie at the end
+                if first < last or (place.count == 0 and (start <= place.start < end or is_last)):
                     slices[server].append(Slice(i, number, first, max(first, last), groups[i]))
             start = max(start, end)
     return slices

@@ -116,6 +116,7 @@ class Session:
     def _end(self) -> None:
         """The connection is over."""
         peer = self._peer
+        self._wire.close()  # so that a live worker knows, and comes back
         if not peer.is_gone and not self._wire.is_local:
             deadline = time.monotonic() + GRACE
             while time.monotonic() < deadline and peer.wire is self._wire:

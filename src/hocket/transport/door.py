@@ -102,7 +102,7 @@ class Door:
             if connection.family == socket.AF_UNIX and _uid(connection) != os.geteuid():
                 raise JobError("another user")
             if isinstance(connection, ssl.SSLSocket):
-                connection.do_handshake()
+                tls.shake_hands(connection)
             peer = prove(connection, self._secret, self._name, self._binding, accepts=True)
             prepare(connection)
         except (JobError, OSError, ValueError):

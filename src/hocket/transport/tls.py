@@ -17,6 +17,9 @@ from pathlib import Path
 from hocket.errors import JobError, UsageError
 from hocket.transport.proof import NotProved
 
+_HELLO = b"\x16"  # with which a client begins
+_ALERT = b"\x15\x03\x03\x00\x02\x02\x28"  # fatal: there is no handshake
+
 
 def make_context() -> tuple[ssl.SSLContext, bytes]:
     """For a server: its side of TLS 1.3 with a new certificate, and what stands for that in a proof."""
@@ -53,9 +56,19 @@ def make_context() -> tuple[ssl.SSLContext, bytes]:
     return context, _digest(certificate.public_bytes(serialization.Encoding.DER))
 
 
-def wrap_server(connection: socket.socket, context: ssl.SSLContext) -> socket.socket:
-    """The server's end of a connection, which takes its place; ``do_handshake()`` is still to be called."""
+def wrap_server(connection: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """The server's end of a connection, which takes its place; see ``shake_hands``."""
     return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+
+
+def shake_hands(connection: ssl.SSLSocket) -> None:
+    """On the server's end, blocking as long as the connection's timeout; an end that speaks no TLS is told."""
+    plain = socket.socket
+    if plain.recv(connection, 1, socket.MSG_PEEK) != _HELLO:
+        plain.send(connection, _ALERT)
+        plain.recv(connection, 128)  # what is not read would make the system reset the connection, and lose the alert
+        raise JobError("a peer speaks no TLS")
+    connection.do_handshake()
 
 
 def wrap_client(connection: socket.socket) -> tuple[socket.socket, bytes]:

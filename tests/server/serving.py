@@ -1,0 +1,187 @@
+"""Servers in this process, and workers that talk to them from threads: what tests need to come between the two."""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.config import Config
+from hocket.server import rule
+from hocket.server.client import Client
+from hocket.server.copies import DenseCopy
+from hocket.server.front import Front, socket_name
+from hocket.server.link import WireLink, join
+from hocket.server.placement import place
+from hocket.server.service import Service
+from hocket.server.terms import Push, Terms
+from hocket.transport import door
+from hocket.transport.wire import Wire
+
+SECRET = b"t" * 32
+ADDRESS = "127.0.0.1"
+
+
+@dataclass
+class Served:
+    """Servers at work."""
+
+    fronts: list[Front]
+    services: list[Service]
+    ports: list[int]
+    said: list[str]
+    name: str
+
+    @property
+    def refused(self) -> dict[str, int]:
+        return dict(self.services[0].refused)
+
+
+@contextlib.contextmanager
+def serve(workers: int, servers: int = 1, timeout: float = 20.0, *, tcp: bool = True) -> Iterator[Served]:
+    """Servers over loopback TCP, or over sockets of this host, until the end of the block."""
+    name = f"hocket-{secrets.token_hex(8)}"
+    found = Served([], [], [], [], name)
+    first = None
+    try:
+        for number in range(servers):
+            config = Config(
+                launched=True,
+                server=number,
+                servers=servers,
+                size=workers,
+                timeout=timeout,
+                rendezvous=name,
+                port=first,
+                transport="gloo" if tcp else "auto",
+            )
+            service = Service(number, servers, workers, timeout)
+            service.say = found.said.append
+            found.fronts.append(Front(config, SECRET, service))
+            found.services.append(service)
+            found.ports.append(found.fronts[-1]._said["port"] or 0)
+            first = found.ports[0]
+        yield found
+    finally:
+        for front in found.fronts:
+            front.close()
+
+
+def knock(port: int, rank: int, nonce: str = "", deadline: float = 5.0) -> Wire:
+    """A connection of a worker that has proved the secret and joined."""
+    until = time.monotonic() + deadline
+    wire = door.knock(ADDRESS, port, SECRET, rank, until, encrypted=False)
+    join(wire, rank, nonce, until)
+    return wire
+
+
+def links(ports: Sequence[int], rank: int, timeout: float = 20.0) -> list[WireLink]:
+    """A worker's links over TCP to servers at ``ports``."""
+    nonce = secrets.token_hex(8)
+
+    def connect(port: int) -> Callable[[float], Wire]:
+        def make(deadline: float) -> Wire:
+            wire = door.knock(ADDRESS, port, SECRET, rank, deadline, encrypted=False)
+            join(wire, rank, nonce, deadline)
+            return wire
+
+        return make
+
+    return [WireLink(f"server {number}", connect(port), timeout) for number, port in enumerate(ports)]
+
+
+def local_links(served: Served, rank: int, timeout: float = 20.0) -> list[WireLink]:
+    """The same over sockets of this host."""
+    nonce = secrets.token_hex(8)
+
+    def connect(server: int) -> Callable[[float], Wire]:
+        def make(deadline: float) -> Wire:
+            wire = door.knock_here(socket_name(served.name, server), SECRET, rank, deadline)
+            join(wire, rank, nonce, deadline)
+            return wire
+
+        return make
+
+    return [WireLink(f"server {number}", connect(number), timeout) for number in range(len(served.fronts))]
+
+
+@contextlib.contextmanager
+def client(found: Sequence[WireLink], rank: int, workers: int) -> Iterator[Client]:
+    """A worker until the end of the block."""
+    made = Client(rank, workers, found)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def tensors() -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(5)
+    return [torch.randn(size, generator=random, dtype=torch.float64) for size in (40, 3, 130)]
+
+
+def optimizer() -> torch.optim.Optimizer:
+    """Momentum, so that an update that is lost or made twice shows in all that follow."""
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+
+
+def copy(made: Client, terms: Terms, rules: dict[str, Any] | None = None) -> DenseCopy:
+    """A worker's copy of ``tensors()``."""
+    placement = place(tensors(), [0, 0, 0], len(made.links), "partitioned", whole=False)
+    found = DenseCopy(made, placement, terms, rules or rule.describe(optimizer()))
+    for view, tensor in zip(placement.layout.views(found.parameters), tensors(), strict=True):
+        view.copy_(tensor)
+    if made.rank == 0:
+        found.assign()
+    return found
+
+
+def gradient(rank: int, step: int, count: int) -> torch.Tensor:
+    return torch.sin(torch.arange(count, dtype=torch.float64) * (rank + 1) + step)
+
+
+def train(made: Client, terms: Terms, steps: int, rules: dict[str, Any] | None = None) -> torch.Tensor:
+    """Steps with gradients that follow from rank and number; the parameters after the last."""
+    found = copy(made, terms, rules)
+    made.gather("all are there", b"")
+    found.pull()
+    for step in range(steps):
+        found.gradients[0].copy_(gradient(made.rank, step, found.gradients[0].numel()))
+        assert found.push(Push())
+    return found.parameters[0].clone()
+
+
+def alone(workers: int, steps: int) -> torch.Tensor:
+    """What one process would have: each step with the mean of all workers' gradients."""
+    from hocket.comm.layout import Layout
+
+    layout = Layout(tensors())
+    flat = torch.zeros(layout.buckets[0].count, dtype=torch.float64)
+    for view, tensor in zip(layout.views([flat]), tensors(), strict=True):
+        view.copy_(tensor)
+    parameter = torch.nn.Parameter(flat)
+    own = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    for step in range(steps):
+        given = [gradient(rank, step, flat.numel()) for rank in range(workers)]
+        parameter.grad = torch.stack(given).mean(0)
+        own.step()
+    return parameter.detach()
+
+
+def together(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """``work(rank)`` in as many threads; the results by rank, or the first error."""
+    with ThreadPoolExecutor(count) as threads:
+        return [each.result(60) for each in [threads.submit(work, rank) for rank in range(count)]]
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        threading.Event().wait(0.005)

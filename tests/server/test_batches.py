@@ -1,0 +1,136 @@
+"""The shared queue: every batch of an epoch is done once, whoever is slow, dies or gives something back."""
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.errors import DeadlineExceeded
+from hocket.server.batches import Batches
+from server.serving import together
+
+
+def make(timeout: float = 5.0) -> Batches:
+    return Batches(threading.Condition(), timeout)
+
+
+def ignore(ranks: list[int], seconds: float) -> None:
+    """Nobody is told."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), total=st.integers(0, 12), known=st.booleans())
+def test_every_batch_is_done_once_whatever_happens(data: st.DataObject, total: int, known: bool) -> None:
+    """Workers take, finish, apply, give back and die in any order; one of them stays to the end."""
+    queue, workers = make(), 4
+    held: dict[int, list[int]] = {rank: [] for rank in range(workers)}
+    applied: dict[int, list[int]] = {rank: [] for rank in range(workers)}
+    done: list[int] = []
+    length = total if known else None
+    for _ in range(data.draw(st.integers(0, 60))):
+        rank = data.draw(st.integers(0, workers - 1))
+        what = data.draw(st.sampled_from(["take", "take", "apply", "finish", "give back", "die"]))
+        if what == "take":
+            found = queue.take(rank, 1, length)
+            if isinstance(found, int) and found >= total:
+                queue.end(1, found)  # it looked, and there was nothing
+                length = total
+            elif isinstance(found, int):
+                held[rank].append(found)
+        elif what == "die":
+            lost = queue.lose(rank)
+            assert lost == sorted(held[rank])
+            done += applied[rank]  # their gradients are in the parameters
+            held[rank], applied[rank] = [], []
+        elif held[rank] and what == "apply":
+            number = held[rank].pop()
+            queue.apply(rank, (number,))
+            applied[rank].append(number)
+        elif applied[rank] and what == "finish":
+            queue.finish(rank, (number := applied[rank].pop(),))
+            done.append(number)
+        elif held[rank] and what == "give back":
+            queue.give_back(rank, (held[rank].pop(),))
+    for rank in range(1, workers):
+        queue.lose(rank)
+        done += applied[rank]
+    rest = [*held[0], *applied[0]]
+    queue.finish(0, tuple(rest))
+    done += rest
+    while isinstance(found := queue.take(0, 1, length), int):
+        if found >= total:
+            queue.end(1, found)
+            continue
+        done.append(found)
+        queue.finish(0, (found,))
+    assert found == "over"
+    assert sorted(done) == list(range(total))
+
+
+def test_what_one_does_not_hold_it_cannot_finish() -> None:
+    queue = make()
+    assert queue.take(0, 1, 1) == 0
+    queue.finish(1, (0,))
+    queue.give_back(1, (0,))
+    assert queue.take(1, 1, 1) == "held"
+    queue.lose(0)
+    assert queue.take(1, 1, 1) == 0
+    queue.finish(0, (0,))  # late: it was dealt again
+    assert queue.take(2, 1, 1) == "held"
+
+
+def test_who_waits_gets_what_a_lost_one_held() -> None:
+    queue = make()
+    assert queue.take(0, 1, 1) == 0
+
+    def work(rank: int) -> Any:
+        if rank == 0:
+            return queue.lose(0)
+        return queue.take(1, 1, 1, ignore)
+
+    assert together(2, work) == [[0], 0]
+
+
+def test_who_waits_goes_when_all_is_done() -> None:
+    queue = make()
+    assert queue.take(0, 1, 1) == 0
+    assert together(2, lambda rank: queue.take(1, 1, 1, ignore) if rank else queue.finish(0, (0,)))[1] == "over"
+
+
+def test_waiting_has_a_deadline_that_names_who_holds_the_last() -> None:
+    queue = make(timeout=0.05)
+    queue.take(3, 1, 2)
+    queue.take(1, 1, 2)
+    with pytest.raises(DeadlineExceeded, match=r"rank 1, 3 did not get done with a batch within 0.05 s"):
+        queue.take(0, 1, 2, ignore)
+
+
+def test_an_epoch_that_is_over_stays_so() -> None:
+    queue = make()
+    assert queue.take(0, 2, 1) == 0
+    assert queue.take(1, 1, 1) == "over"
+    queue.end(1, 0)  # of the epoch before
+    assert queue.take(1, 2, 2) == "held"
+
+
+@settings(max_examples=100, deadline=None)
+@given(taken=st.integers(0, 8), finished=st.sets(st.integers(0, 7)), applied=st.sets(st.integers(0, 7)))
+def test_a_queue_goes_on_from_its_state(taken: int, finished: set[int], applied: set[int]) -> None:
+    """What was held counts as not done, unless its gradient is in the parameters."""
+    queue, total = make(), 10
+    numbers = [queue.take(n % 3, 1, total) for n in range(taken)]
+    for number in numbers:
+        assert isinstance(number, int)
+        if number in applied:
+            queue.apply(number % 3, (number,))
+        if number in finished:
+            queue.finish(number % 3, (number,))
+    other = make()
+    other.restore(queue.state())
+    rest = []
+    while isinstance(found := other.take(0, 1, total), int):
+        rest.append(found)
+        other.finish(0, (found,))
+    assert sorted(rest) == sorted(set(range(total)) - {n for n in numbers if n in finished | applied})
