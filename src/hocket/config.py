@@ -39,7 +39,11 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         Setting(
-            "strategy", "mirrored", (), "How the workers train together: mirrored, central or central(fused=True)."
+            "strategy",
+            "mirrored",
+            (),
+            "How the workers train together: mirrored, central, or with servers ps, bsp, ssp, asynchronous, softsync, "
+            "downpour.",
         ),
         Setting("timeout", "1800", (), "Seconds to wait for a rank that is alive but does not arrive."),
         Setting(
