@@ -159,7 +159,7 @@ class Runtime:
         """What ``work`` returns on rank 0 (plain data), or its error, on all ranks; collective."""
         communicator = communicator or self.communicator
         told = b""
-        if self.config.rank == 0:
+        if communicator.rank == 0:
             try:
                 told = json.dumps([work(), ""]).encode()
             except (CheckpointError, OSError) as error:

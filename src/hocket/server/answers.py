@@ -73,6 +73,7 @@ class Answers:
             Kind.RESTORE: self._restore,
             Kind.VERSION: self._version,
             Kind.BACK: self._back,
+            Kind.LIVE: self._live,
         }
 
     def answer(self, kind: int, head: dict[str, Any], body: Body) -> Answer:
@@ -212,6 +213,9 @@ class Answers:
         queue.finish(self._rank, tuple(int(number) for number in head["done"]))
         queue.give_back(self._rank, tuple(int(number) for number in head["numbers"]))
         return Answer({})
+
+    def _live(self, _: dict[str, Any], __: Body) -> Answer:
+        return Answer({"ranks": self._service.live})
 
     def _queue(self, head: dict[str, Any], _: Body) -> Answer:
         return Answer({"state": self._service.queue(int(head["queue"])).state()})

@@ -88,6 +88,11 @@ class Client:
 
         self.each(ask)
 
+    def live(self) -> list[int]:
+        """The workers that have neither died nor ended, as server 0 knows them."""
+        ranks: list[int] = self.first.request(Kind.LIVE, {})[0]["ranks"]
+        return ranks
+
     def close(self) -> None:
         """Say goodbye to all servers."""
         for link in self.links:

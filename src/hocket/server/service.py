@@ -120,6 +120,11 @@ class Service:
             ends = f"; round {max(rounds) + 1} ends without it" if rounds else ""
             self.say(f"hocket: rank {rank} {why}{ends}{batches}")
 
+    @property
+    def live(self) -> list[int]:
+        """The workers that have neither died nor ended."""
+        return [rank for rank in range(self.workers) if rank not in self._lost]
+
     def welcome(self, rank: int) -> None:
         """A worker that was taken for dead is there after all."""
         self._lost.pop(rank, None)

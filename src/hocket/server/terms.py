@@ -29,6 +29,7 @@ class Kind(IntEnum):
     NORM = 16
     BYE = 17
     BACK = 18
+    LIVE = 19
     REPLY = 32
     NOTE = 33
     ERROR = 34

@@ -27,6 +27,7 @@ from hocket.job.checkpoint.snapshot import Camera, Snapshot, Subjects
 from hocket.job.checkpoint.store import Store
 from hocket.job.checkpoint.tensor_file import Image
 from hocket.job.runtime import Runtime
+from hocket.server.client import Client
 
 
 class Saving:
@@ -61,7 +62,7 @@ class Saver:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._writers = runtime.together.topology.home
-        self._writes = runtime.config.rank in self._writers
+        self._writes = runtime.together.rank in self._writers
         self._stores: dict[Path, Store] = {}
         self._camera = Camera(runtime)
         self._image: Image | None = None
@@ -82,8 +83,8 @@ class Saver:
         """
         runtime, folder = self._runtime, folder.resolve()
         if runtime.client is not None:
-            if runtime.config.rank:
-                return Saving()  # rank 0 saves what is on the servers
+            if not self._is_first(runtime.client):
+                return Saving()  # one worker saves what is on the servers
             for strategy in runtime.strategies:
                 strategy.refresh()
         if patient:
@@ -96,7 +97,7 @@ class Saver:
         if any(row[0] != rows[0][0] for row in rows) or any(rows[rank][1] != rows[0][1] for rank in self._writers):
             self._disagree(folder, taken)
         if any(row[2] for row in rows):
-            if runtime.config.rank == 0:
+            if runtime.together.rank == 0:
                 runtime.sink.put(Happening("checkpoint left out", {"step": runtime.step}))
             return None
         target = self._begin(folder, taken)
@@ -113,6 +114,12 @@ class Saver:
         """Make sure, before any checkpoint is due, that they can be written to ``folder``; collective."""
         folder = folder.resolve()
         self._runtime.on_rank_0(lambda: self._stores.setdefault(folder, Store(folder)).open(keep=True))
+
+    def _is_first(self, client: Client) -> bool:
+        """Whether this worker saves for all: rank 0, or if it is lost the next one on its host, where the folder is."""
+        rank = self._runtime.config.rank
+        home = self._runtime.communicator.topology.home
+        return rank == 0 or (rank in home and rank == min(set(home) & set(client.live()), default=-1))
 
     def settle(self) -> None:
         """Wait until nothing is being written by this rank."""
@@ -138,7 +145,7 @@ class Saver:
         step = taken.step
         kept = self._stores.setdefault(folder, Store(folder))
         path = self._runtime.on_rank_0(lambda: str(kept.begin(step, secrets.token_hex(6))), self._runtime.together)
-        if self._runtime.config.rank == 0:
+        if self._runtime.together.rank == 0:
             self._runtime.sink.put(Happening("checkpoint begun", {"folder": path, "step": step}))
         return Path(path)
 
@@ -168,7 +175,7 @@ class Saver:
         keep: int,
     ) -> None:
         """In a thread of its own."""
-        rank, begin = self._runtime.config.rank, time.perf_counter()
+        rank, begin = self._runtime.together.rank, time.perf_counter()
         try:
             written = parts.write(folder, rank, image, taken.own)
             if rank == 0:
@@ -189,7 +196,7 @@ class Saver:
             self._runtime.sink.put(Happening("checkpoint saved", details))
 
     def _fail(self, saving: Saving, folder: Path, reason: str) -> None:
-        rank = self._runtime.config.rank
+        rank = self._runtime.together.rank
         saving.error = f"the checkpoint {folder.name[1:].rpartition('.')[0]} could not be written: {reason}"
         if rank:
             parts.fail(folder, rank, reason)

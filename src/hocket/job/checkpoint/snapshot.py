@@ -86,7 +86,7 @@ class Camera:
         loaders = join({name: packer.pack_each(state, name, common) for name, state in shared.items()})
         states = [packer.pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(runtime.strategies)]
         own: Tensors = {}
-        extra = packer.pack(subjects.extra, "extra", own) if runtime.config.rank == 0 else "null"
+        extra = packer.pack(subjects.extra, "extra", own) if runtime.together.rank == 0 else "null"
         packer.is_news |= list(common) != self._names or differing != self._differing  # others than last time
         self._names, self._differing = list(common), differing
         manifest = {
@@ -110,7 +110,7 @@ class Camera:
             tensor_file.check(common)
             # Those that differ are rank 0's to write.
             first = {f"{name}.{key}" for name in differing for key in _kept_buffers(subjects.modules[name])}
-            self._mine = _share(common, runtime.config.rank, self._writers, first)
+            self._mine = _share(common, runtime.together.rank, self._writers, first)
             self._described = [f"{name} {t.dtype}{list(t.shape)}" for name, t in common.items()]
             self._number = zlib.crc32(repr(self._described).encode())
         tensors = {name: common[name] for name in self._mine} | own
@@ -119,7 +119,7 @@ class Camera:
 
     def _take_own(self, subjects: Subjects, differing: list[str], tensors: Tensors) -> Text:
         """What differs between ranks."""
-        me = f"rank.{self._runtime.config.rank}"
+        me = f"rank.{self._runtime.together.rank}"
         own = {
             "random": RandomState.capture().as_data(),
             "loaders": {name: loader.state() for name, loader in subjects.loaders.items() if loader.is_per_rank},
