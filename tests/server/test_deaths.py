@@ -187,7 +187,7 @@ def test_data_processes_of_a_killed_worker_do_not_hide_its_death(pool: Pool, tmp
 def wait_for_nobody(folder: str) -> str:
     """Rank 0 waits for one that never comes, and is told; the other one is alive."""
     if hocket.rank() == 0:
-        with pytest.raises(hocket.errors.DeadlineExceeded, match="rank 1 did not come to hocket.barrier"):
+        with pytest.raises(hocket.errors.DeadlineExceeded, match=r"rank 1 did not come to hocket\.barrier"):
             hocket.barrier()
         (Path(folder) / "told").write_text("so")
         return "told"
