@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hocket.errors import DeadlineExceeded, JobError, ServerLost
+from hocket.server import link, session
 from hocket.server.client import Client
 from hocket.server.link import WireLink, join
 from hocket.server.terms import Kind, Push, Terms
@@ -35,6 +36,13 @@ STEPS = 12
 TWICE, BEFORE, NO_SENSE = "messages that came twice", "messages that were sent before", "messages that make no sense"
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was cut off has time to come back, though this machine may be busy."""
+    monkeypatch.setattr(session, "GRACE", 30.0)
+    monkeypatch.setattr(link, "_AGAIN", 30.0)
+
+
 def assert_exact(found: torch.Tensor, workers: int, steps: int = STEPS) -> None:
     assert torch.allclose(found, alone(workers, steps), rtol=1e-12, atol=1e-12)
 
@@ -45,6 +53,7 @@ def random_cuts(seed: int, count: int) -> list[tuple[str, int]]:
     return [(chance.choice(("up", "down")), int(2 ** chance.uniform(0, 14))) for _ in range(count)]
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("seed", range(6))
 def test_one_asynchronous_worker_with_cuts(seed: int) -> None:
     with serve(1) as served, cutting(served.ports[0], random_cuts(seed, 8)) as proxy:
@@ -56,6 +65,7 @@ def test_one_asynchronous_worker_with_cuts(seed: int) -> None:
         assert served.said == []
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("seed", range(4))
 def test_bulk_synchronous_workers_with_cuts_to_two_servers(seed: int) -> None:
     with serve(2, servers=2) as served, contextlib.ExitStack() as stack:
@@ -73,6 +83,7 @@ def test_bulk_synchronous_workers_with_cuts_to_two_servers(seed: int) -> None:
         assert all(table.version == STEPS for service in served.services for table in service.tables.values())
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_every_point_of_a_push(direction: str) -> None:
     """A cut after each of so many bytes of the exchange in which one update is made."""
@@ -89,6 +100,7 @@ def test_every_point_of_a_push(direction: str) -> None:
             assert served.services[0].tables[0].version == 2
 
 
+@pytest.mark.usefixtures("patient")
 def test_cuts_while_a_worker_waits_for_another() -> None:
     """It is cut off in a round that has begun, comes back, and its gradient is in that round once."""
     with serve(2) as served:
@@ -100,10 +112,10 @@ def test_cuts_while_a_worker_waits_for_another() -> None:
                     found.append(made)
                 else:
                     until(lambda: bool(served.services[0].tables and served.services[0].tables[0]._group.contributions))
-                    link, peer = found[0].links[0], served.fronts[0]._peers[0]
-                    assert isinstance(link, WireLink) and link._wire is not None
+                    mine, peer = found[0].links[0], served.fronts[0]._peers[0]
+                    assert isinstance(mine, WireLink) and mine._wire is not None
                     before = peer.wire
-                    door.hang_up(link._wire.connection)
+                    door.hang_up(mine._wire.connection)
                     until(lambda: peer.wire is not before)
                 return train_without_meeting(made)
 
@@ -207,9 +219,9 @@ def test_who_proves_to_be_one_cannot_join_as_another() -> None:
 
 def test_a_garbled_answer_is_asked_for_again() -> None:
     with serve(1) as served, client(links([served.ports[0]], 0), 0, 1) as made:
-        link = made.links[0]
-        assert isinstance(link, WireLink) and link._wire is not None
-        genuine = link._wire.receive
+        mine = made.links[0]
+        assert isinstance(mine, WireLink) and mine._wire is not None
+        genuine = mine._wire.receive
         once = iter([True])
 
         def receive() -> Message:
@@ -218,7 +230,7 @@ def test_a_garbled_answer_is_asked_for_again() -> None:
                 raise WireError("no message begins with that")
             return message
 
-        link._wire.receive = receive  # type: ignore[method-assign]
+        mine._wire.receive = receive  # type: ignore[method-assign]
         assert_exact(train(made, ASYNCHRONOUS, 4), 1, 4)
 
 

@@ -50,19 +50,24 @@ class Front:
         self._others: list[Wire] = []  # on server 0, to the others
         self._asking = threading.Lock()
         self._said: dict[str, Any] = {"socket": None, "address": None, "port": None}
-        self._open()
-        if config.server == 0:
-            service.roster.join(0, self._said)
-            service.total = lambda table, update, value: service.add(0, table, update, value)
-        else:
-            self._join_first()
-            service.total = self._ask_total
+        try:
+            self._open()
+            if config.server == 0:
+                service.roster.join(0, self._said)
+                service.total = lambda table, update, value: service.add(0, table, update, value)
+            else:
+                self._join_first()
+                service.total = self._ask_total
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let go of all workers and servers."""
         for each in self._doors:
             each.close()
         for peer in list(self._peers.values()):
+            peer.is_gone = True  # for this server, which waits for nobody now
             if peer.wire is not None:
                 peer.wire.close()
         for wire in self._others:

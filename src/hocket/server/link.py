@@ -96,8 +96,15 @@ class WireLink(Link):
         self._request, self._failure = (kind, head, parts, area), None
         try:
             self._send()
-        except Exception as error:
+        except (Closed, ServerLost) as error:
             self._failure = error  # for finish(), which makes a new connection if that helps
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._sequence -= 1  # it cannot be written, so that nothing was sent
+            else:
+                self._drop()
+            self._lock.release()
+            raise
 
     def finish(self, into: Sequence[memoryview] | None = None) -> tuple[dict[str, Any], bytes]:
         try:

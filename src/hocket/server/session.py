@@ -119,7 +119,7 @@ class Session:
         self._wire.close()  # so that a live worker knows, and comes back
         if not peer.is_gone and not self._wire.is_local:
             deadline = time.monotonic() + GRACE
-            while time.monotonic() < deadline and peer.wire is self._wire:
+            while time.monotonic() < deadline and peer.wire is self._wire and not peer.is_gone:
                 time.sleep(0.02)
         with peer.coming:
             if peer.is_gone or peer.wire is self._wire:
