@@ -49,6 +49,28 @@ def test_every_sample_counts_once(pool: Pool, strategy: str, processes: int) -> 
     check(pool.run(3, train, strategy, processes, servers=1))
 
 
+def few_batches(epochs: int) -> list[list[float]]:
+    """Two batches for four workers, some of whom have none in some epochs; the script has a generator of its own."""
+    case = Case(samples=8, batch=5)
+    model, optimizer, loader = hocket.distribute(*make(case, 1), strategy="bsp")
+    seen: list[list[float]] = []
+    for _ in range(epochs):
+        seen.append([])
+        for x, y in loader:
+            seen[-1] += x[:, 0].tolist()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen
+
+
+def test_who_has_no_batch_in_an_epoch_knows_the_order_of_the_next(pool: Pool) -> None:
+    found = pool.run(4, few_batches, 12, servers=1)
+    dataset: Any = make(Case(samples=8), 1)[2].dataset
+    for epoch in range(12):
+        assert sorted(value for each in found for value in each[epoch]) == sorted(dataset.tensors[0][:, 0].tolist())
+
+
 @pytest.mark.parametrize("processes", [0, 2])
 def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, processes: int) -> None:
     found = pool.outcomes_with_death(3, train, 2, "asynchronous", processes, 2, servers=1)

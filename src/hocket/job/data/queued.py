@@ -36,6 +36,8 @@ class QueuedIndices(ShardedIndices):
             plan.counts.append(Counts(count, count, number + 1))
             indices = batch[0] if ready else batch
             yield indices if self.seed is None else SeededIndices(indices, mix(self.seed, plan.epoch, number))
+        for _ in order:  # read to the end, so that the generators of the source are the same on all ranks afterwards
+            pass
 
     def takes_again(self, plan: Plan) -> bool:
         """Whether there is another batch when all are done that were taken ahead; blocks while others hold some."""
