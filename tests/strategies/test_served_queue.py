@@ -1,5 +1,6 @@
 """Batches of one queue in real processes: each counts once, whatever is prepared ahead, kept back or lost."""
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -26,6 +27,9 @@ def train(strategy: str, processes: int, dies: int = -1) -> tuple[list[list[floa
         seen.append([])
         for x, y in loader:
             if hocket.rank() == dies:
+                for child in multiprocessing.active_children():  # would notice by themselves, seconds later
+                    child.kill()
+                    child.join()
                 os._exit(1)
             seen[-1] += x[:, 0].tolist()
             ((model(x) - y) ** 2).mean().backward()

@@ -203,7 +203,8 @@ class Loader:
                     if self.before_next is not None:
                         self.before_next()
                 item = next(items, None)
-                while item is None and training and self._takes_again(now):
+                while item is None and training and self._sampler is not None and self._sampler.takes_again(now.plan):
+                    self._quiet = True
                     items = self._read(now, self._open(now))
                     item = next(items, None)
                 if item is None:
@@ -248,11 +249,6 @@ class Loader:
         runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
         if self.weight == 0:
             runtime.undo = buffers.remember(runtime.models)
-
-    def _takes_again(self, now: _Pass) -> bool:
-        """Whether the queue has another batch for this worker, that a lost one held."""
-        self._quiet = isinstance(self._sampler, QueuedIndices) and self._sampler.takes_again(now.plan)
-        return self._quiet
 
     def _begin_turn(self, turns: Turns, now: _Pass, counts: Counts) -> None:
         """The same with servers."""

@@ -159,6 +159,10 @@ class ShardedIndices(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         return self._iterate(self.plan)
 
+    def takes_again(self, plan: Plan) -> bool:
+        """Whether there is more when a pass seems to be over: a batch that a lost worker held."""
+        return False
+
     def _iterate(self, plan: Plan) -> Iterator[Any]:
         taken = plan.taken
         for batch in self._global_batches(plan):
