@@ -19,12 +19,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from server.serving import alone, client, copy, gradient, knock, links, serve, until
+
 from hocket.server.client import Client
 from hocket.server.deal import Deal
 from hocket.server.session import GRACE
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport.wire import HEADER, Wire
-from server.serving import alone, client, copy, gradient, knock, links, serve, until
 
 TERMS = Terms(staleness=None, groups=0)
 _AT_A_TIME = 200  # steps of the worker that trains, after which a new server is taken

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server.serving import together
 
 from hocket.errors import DeadlineExceeded
 from hocket.server.batches import Batches
-from server.serving import together
 
 
 def make(timeout: float = 5.0) -> Batches:

@@ -9,17 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from hocket.config import Config
-from hocket.errors import HocketError, JobError, ServerLost
-from hocket.server import session
-from hocket.server.client import Client, open_client
-from hocket.server.front import Front
-from hocket.server.link import Link, WireLink
-from hocket.server.service import Service
-from hocket.server.terms import Kind, Push, Terms
-from hocket.transport.door import hang_up
-from hocket.transport.interfaces import addresses
 from server.serving import (
     SECRET,
     Served,
@@ -34,6 +23,17 @@ from server.serving import (
     train,
     until,
 )
+
+from hocket.config import Config
+from hocket.errors import HocketError, JobError, ServerLost
+from hocket.server import session
+from hocket.server.client import Client, open_client
+from hocket.server.front import Front
+from hocket.server.link import Link, WireLink
+from hocket.server.service import Service
+from hocket.server.terms import Kind, Push, Terms
+from hocket.transport.door import hang_up
+from hocket.transport.interfaces import addresses
 
 ASYNCHRONOUS = Terms(staleness=None, groups=0)
 

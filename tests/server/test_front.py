@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from server.serving import ADDRESS, SECRET, Served, alone, client, copy, gradient, knock, links, serve
 
 from hocket.errors import JobError, MismatchError
 from hocket.server import front
@@ -15,7 +16,6 @@ from hocket.server.copies import DenseCopy
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport import door
 from hocket.transport.wire import HEADER, MAGIC, VERSION, Closed, Wire
-from server.serving import ADDRESS, SECRET, Served, alone, client, copy, gradient, knock, links, serve
 
 NO_SENSE = "messages that make no sense"
 ASYNCHRONOUS = Terms(staleness=None, groups=0)

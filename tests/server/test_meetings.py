@@ -5,10 +5,10 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server.serving import together, until
 
 from hocket.errors import DeadlineExceeded, JobError, MismatchError, ServerLost
 from hocket.server.meetings import Meetings
-from server.serving import together, until
 
 
 def make(workers: int, timeout: float = 5.0) -> Meetings:

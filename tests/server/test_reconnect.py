@@ -6,14 +6,6 @@ import time
 
 import pytest
 import torch
-
-from hocket.errors import DeadlineExceeded, JobError, ServerLost
-from hocket.server import link, session
-from hocket.server.client import Client
-from hocket.server.link import WireLink, join
-from hocket.server.terms import Kind, Push, Terms
-from hocket.transport import door
-from hocket.transport.wire import HEADER, Closed, Message, Wire, WireError
 from server.cutting import cutting
 from server.serving import (
     SECRET,
@@ -30,6 +22,14 @@ from server.serving import (
     train,
     until,
 )
+
+from hocket.errors import DeadlineExceeded, JobError, ServerLost
+from hocket.server import link, session
+from hocket.server.client import Client
+from hocket.server.link import WireLink, join
+from hocket.server.terms import Kind, Push, Terms
+from hocket.transport import door
+from hocket.transport.wire import HEADER, Closed, Message, Wire, WireError
 
 ASYNCHRONOUS = Terms(staleness=None, groups=0)
 STEPS = 12

@@ -453,7 +453,7 @@ def test_a_batch_is_waited_for_until_the_deadline() -> None:
 @given(
     durations=st.lists(st.floats(0.5, 5.0), min_size=2, max_size=5),
     total=st.integers(5, 30),
-    strategy=st.sampled_from(["asynchronous", "bsp", "ssp(staleness=2)"]),
+    strategy=st.sampled_from(["asynchronous", "bsp", "ssp(staleness=2)", "softsync(2)"]),
 )
 def test_what_a_lost_worker_held_is_dealt_again(durations: list[float], total: int, strategy: str) -> None:
     taken, job = dealing(durations, total, lost=0, strategy=strategy)

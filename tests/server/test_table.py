@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from server.serving import client, copy, gradient, links, serve, together, train, until
 
 from hocket.errors import DeadlineExceeded, JobError, ServerLost
 from hocket.server import rule
 from hocket.server.dense import DenseShard
 from hocket.server.table import Table
 from hocket.server.terms import Definition, Push, Slice, Terms
-from server.serving import client, copy, gradient, links, serve, together, train, until
 
 
 class Stubborn(torch.optim.SGD):

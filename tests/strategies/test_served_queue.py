@@ -1,5 +1,6 @@
 """Batches of one queue in real processes: each counts once, whatever is prepared ahead, kept back or lost."""
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -26,6 +27,9 @@ def train(strategy: str, processes: int, dies: int = -1) -> tuple[list[list[floa
         seen.append([])
         for x, y in loader:
             if hocket.rank() == dies:
+                for child in multiprocessing.active_children():  # would notice by themselves, seconds later
+                    child.kill()
+                    child.join()
                 os._exit(1)
             seen[-1] += x[:, 0].tolist()
             ((model(x) - y) ** 2).mean().backward()
@@ -47,6 +51,28 @@ def check(results: list[Any]) -> None:
 @pytest.mark.parametrize("strategy", ["bsp", "asynchronous", "downpour(push=5, fetch=3)"])
 def test_every_sample_counts_once(pool: Pool, strategy: str, processes: int) -> None:
     check(pool.run(3, train, strategy, processes, servers=1))
+
+
+def few_batches(epochs: int) -> list[list[float]]:
+    """Two batches for four workers, some of whom have none in some epochs; the script has a generator of its own."""
+    case = Case(samples=8, batch=5)
+    model, optimizer, loader = hocket.distribute(*make(case, 1), strategy="bsp")
+    seen: list[list[float]] = []
+    for _ in range(epochs):
+        seen.append([])
+        for x, y in loader:
+            seen[-1] += x[:, 0].tolist()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen
+
+
+def test_who_has_no_batch_in_an_epoch_knows_the_order_of_the_next(pool: Pool) -> None:
+    found = pool.run(4, few_batches, 12, servers=1)
+    dataset: Any = make(Case(samples=8), 1)[2].dataset
+    for epoch in range(12):
+        assert sorted(value for each in found for value in each[epoch]) == sorted(dataset.tensors[0][:, 0].tolist())
 
 
 @pytest.mark.parametrize("processes", [0, 2])

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server.serving import until
 
 from hocket.errors import JobError
 from hocket.transport import door, proof
 from hocket.transport.door import Door
 from hocket.transport.proof import NotProved, prove
 from hocket.transport.wire import Closed, Wire
-from server.serving import until
 
 SECRET = b"d" * 32
 NAME = 1 << 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from hocket.server.link import Link
 from hocket.server.service import Service
 from hocket.server.terms import Kind
 from hocket.transport.area import Area
-from hocket.transport.simulated import Simulation, Task
+from hocket.transport.simulated import Simulation
 
 
 @dataclass(frozen=True)
@@ -58,35 +58,47 @@ def connect(
     simulation: Simulation, services: Sequence[Service], rank: int, workers: int, speed: Speed | None = None
 ) -> Client:
     """All servers, as one simulated worker sees them."""
-    return Client(rank, workers, [DirectLink(simulation, each, rank, speed or Speed()) for each in services])
+    links = [DirectLink(simulation, each, rank, speed or Speed(), len(services) == 1) for each in services]
+    return Client(rank, workers, links)
 
 
 class DirectLink(Link):
     """A link to a server of the same process.
 
-    The server's side is another simulated thread, so that several servers can be asked at once.
+    Args:
+        simulation: By whose clock it lives.
+        service: The server.
+        rank: Of the worker.
+        speed: Of the network between them.
+        is_only: Whether there is no other server. Else a simulated thread of its own does the server's part, so that
+            several can be asked at once; that takes longer in the real world, where threads are slow to change.
     """
 
     is_local = True
 
-    def __init__(self, simulation: Simulation, service: Service, rank: int, speed: Speed) -> None:
+    def __init__(self, simulation: Simulation, service: Service, rank: int, speed: Speed, is_only: bool) -> None:
         self._simulation, self._service, self._rank, self._speed = simulation, service, rank, speed
+        self._is_only = is_only
         self._name = f"server {service.number} for worker {rank}"
         self._answers = Answers(service, rank, lambda *_: None)
-        self._task: Task[Answer] | None = None
+        self._finish: Callable[[], Answer] | None = None
 
     def begin(
         self, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, area: Area | None = None
     ) -> None:
-        assert self._task is None, "one request at a time"
+        assert self._finish is None, "one request at a time"
         told = json.loads(json.dumps(head))  # as it would arrive over a wire
         body = _DirectBody(parts, area)
-        self._task = self._simulation.start(lambda: self._answer(kind, told, body), self._name)
+
+        def work() -> Answer:
+            return self._answer(kind, told, body)
+
+        self._finish = work if self._is_only else self._simulation.start(work, self._name).result
 
     def finish(self, into: Sequence[memoryview] | None = None) -> tuple[dict[str, Any], bytes]:
-        assert self._task is not None
-        task, self._task = self._task, None
-        answer = task.result()
+        assert self._finish is not None
+        work, self._finish = self._finish, None
+        answer = work()
         if into is None:
             return answer.head, b"".join(answer.parts)
         if sum(part.nbytes for part in into) != sum(part.nbytes for part in answer.parts):
