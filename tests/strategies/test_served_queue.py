@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+from pool import Pool, RemoteError
 from strategies.training import Case, make
 from torch.utils.data import DataLoader
 
@@ -79,3 +79,14 @@ def test_who_has_no_batch_in_an_epoch_knows_the_order_of_the_next(pool: Pool) ->
 def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, processes: int) -> None:
     found = pool.outcomes_with_death(3, train, 2, "asynchronous", processes, 2, servers=1)
     check(found[:2])
+
+
+def with_synchronised_batch_norm() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), hocket.SyncBatchNorm(3), torch.nn.Linear(3, 1))
+    model, _ = hocket.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="asynchronous")
+    model(torch.ones(4, 2))
+
+
+def test_batch_norm_over_all_workers_is_refused(pool: Pool) -> None:
+    with pytest.raises(RemoteError, match="SyncBatchNorm needs all workers in every step"):
+        pool.run(2, with_synchronised_batch_norm, servers=1)

@@ -6,6 +6,7 @@ Each part is a job of its own; what it compares is measured alternately in one r
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import logging
@@ -86,7 +87,7 @@ def _alone(gradient: torch.Tensor) -> Callable[[], object]:
 def _ray(gradient: torch.Tensor) -> Any:
     """Round trips to a Ray actor, if Ray is installed: with tensors, and with arrays, which it does not copy."""
     try:
-        import ray
+        ray: Any = importlib.import_module("ray")
     except ImportError:
         yield {}
         return
@@ -106,8 +107,7 @@ def _ray(gradient: torch.Tensor) -> Any:
 
     with contextlib.redirect_stderr(io.StringIO()):
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        actor: Any = ray.remote(Server)
-        actor = actor.remote(gradient.numel())
+        actor = ray.remote(Server).remote(gradient.numel())
     try:
         got = torch.zeros_like(gradient)  # what Ray returns can only be read
         yield {

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from hocket.errors import UsageError
+from hocket.errors import StrategyError, UsageError
 from hocket.job.runtime import current
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -47,6 +47,11 @@ class SyncBatchNorm(_BatchNorm):
     @_disable_dynamo  # torch.compiler.disable, but it does not load the compiler before the first call
     def _normalise(self, input: torch.Tensor) -> torch.Tensor:
         runtime = current()
+        if runtime.client is not None:
+            raise StrategyError(
+                "SyncBatchNorm needs all workers in every step, which with parameter servers they need not be: use "
+                "BatchNorm, or --strategy mirrored"
+            )
         share = runtime.weight / runtime.config.size
         with torch.no_grad():
             count, mean, squares = _combine(runtime.communicator.allgather(_describe(input.detach(), share != 0)))

@@ -1,0 +1,26 @@
+"""``hocket bench``, as far as it does not take long."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def bench(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hocket.launch.cli", "bench", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_bench_of_servers_measures_what_it_is_asked_to() -> None:
+    done = bench("server", "--parts", "straggler", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["part"] for row in rows] == ["straggler"]
+    assert rows[0]["asynchronous_samples/s"] > 0
+
+
+@pytest.mark.parametrize("args", [("server", "--parts", "moon")])
+def test_unknown_parts_are_told(args: tuple[str, ...]) -> None:
+    done = bench(*args)
+    assert done.returncode == 2 and "the choices are shared, tcp, tls, servers, straggler, rows" in done.stderr
