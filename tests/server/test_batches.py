@@ -103,7 +103,7 @@ def test_waiting_has_a_deadline_that_names_who_holds_the_last() -> None:
     queue = make(timeout=0.05)
     queue.take(3, 1, 2)
     queue.take(1, 1, 2)
-    with pytest.raises(DeadlineExceeded, match=r"rank 1, 3 did not get done with a batch within 0.05 s"):
+    with pytest.raises(DeadlineExceeded, match=r"ranks 1, 3 did not end a batch within 0.05 s"):
         queue.take(0, 1, 2, ignore)
 
 

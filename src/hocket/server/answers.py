@@ -13,8 +13,9 @@ from hocket.server.dense import DenseShard
 from hocket.server.desk import as_bytes
 from hocket.server.rows import RowShard
 from hocket.server.service import Service
-from hocket.server.table import Note, Table
+from hocket.server.table import Table
 from hocket.server.terms import Definition, Kind, Push
+from hocket.server.waiting import Note
 from hocket.transport.area import Area
 
 _MOST_NUMBERS = 1 << 30  # bytes

@@ -8,10 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.errors import DeadlineExceeded
-from hocket.server.table import Condition, Note
-
-_NOTE = 30.0  # seconds between two lines about who is waited for
+from hocket.server.waiting import Condition, Note, Wait
 
 
 @dataclass
@@ -59,7 +56,7 @@ class Batches:
                 self._now = _Epoch(epoch)
             if epoch == self._now.number and self._now.total is None:
                 self._now.total = total
-            begin, told = self._clock(), 0.0
+            waiting: Wait | None = None
             while True:
                 now = self._now
                 if epoch < now.number:
@@ -71,16 +68,8 @@ class Batches:
                 elif others := {holder for holder in now.held.values() if holder != rank}:
                     if wait is None:
                         return "held"
-                    waited = self._clock() - begin
-                    if waited >= self._timeout:
-                        raise DeadlineExceeded(
-                            f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, sorted(others)))} did not end a "
-                            f"batch within {self._timeout:g} s: see their output, or give them more time with --timeout"
-                        )
-                    if waited - told >= _NOTE:
-                        told = waited
-                        wait(sorted(others), waited)
-                    self._condition.wait(max(min(self._timeout, told + _NOTE) - waited, 0.001))
+                    waiting = waiting or Wait(self._condition, self._timeout, self._clock, wait, "end a batch")
+                    waiting.sleep(sorted(others))
                     continue
                 else:
                     return "over"

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hocket.errors import DeadlineExceeded, JobError, MismatchError, ServerLost
-from hocket.server.table import Condition, Note
-
-_NOTE = 30.0
+from hocket.errors import JobError, MismatchError, ServerLost
+from hocket.server.waiting import Condition, Note, Wait
 
 
 @dataclass
@@ -96,19 +94,8 @@ class Meetings:
             self._condition.notify_all()
 
     def _wait(self, meeting: _Meeting, note: Note) -> None:
-        begin, told = self._clock(), 0.0
+        wait = Wait(self._condition, self._timeout, self._clock, note, f"come to {meeting.what}")
         while meeting.result is None:
             if self._failure:
                 raise ServerLost(self._failure)
-            waited = self._clock() - begin
-            missing = sorted(self._live - set(meeting.given))
-            if waited >= self._timeout:
-                raise DeadlineExceeded(
-                    f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not come to "
-                    f"{meeting.what} within {self._timeout:g} s: see their output, or give them more time with "
-                    "--timeout"
-                )
-            if waited - told >= _NOTE:
-                told = waited
-                note(missing, waited)
-            self._condition.wait(max(min(self._timeout, told + _NOTE) - waited, 0.001))
+            wait.sleep(sorted(self._live - set(meeting.given)))

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from hocket.errors import DeadlineExceeded
-from hocket.server.table import Condition
+from hocket.server.waiting import Condition
 
 
 class Roster:

@@ -15,8 +15,9 @@ from hocket.server.desk import Desk
 from hocket.server.meetings import Meetings
 from hocket.server.roster import Roster
 from hocket.server.rows import RowShard
-from hocket.server.table import Condition, Table
+from hocket.server.table import Table
 from hocket.server.terms import Definition
+from hocket.server.waiting import Condition
 from hocket.transport.area import Area
 
 

@@ -7,29 +7,12 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
 from hocket.server.shard import Contribution, Gradient, Shard
 from hocket.server.terms import Push
-
-_NOTE = 30.0  # seconds between two lines about who is waited for
-
-
-class Condition(Protocol):
-    """What ``threading.Condition`` has; a simulation has its own."""
-
-    def __enter__(self) -> bool: ...
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-    def notify_all(self) -> None: ...
-
-
-class Note(Protocol):
-    """Is told now and then for whom a worker has been waiting, and for how long."""
-
-    def __call__(self, ranks: list[int], seconds: float) -> None: ...
+from hocket.server.waiting import Condition, Note, Wait
 
 
 @dataclass
@@ -233,33 +216,19 @@ class Table:
 
     def _wait(self, rank: int | None, missing: Callable[[], list[int]], note: Note, *, patience: float | None) -> None:
         """Sleep while anybody is missing; whoever still is after ``patience`` is excused, and then not to be missed."""
-        begin, told = self._clock(), 0.0
+        wait = Wait(self._condition, self._timeout, self._clock, note, "push a gradient")
         while ranks := missing():
-            waited = self._clock() - begin
-            if patience is not None and waited >= patience:
+            if patience is not None and wait.seconds >= patience:
                 for each in ranks:
                     self.pace.excuse(each)
                 self._complete()
                 self._condition.notify_all()
-                continue
-            if waited >= self._timeout:
-                raise DeadlineExceeded(
-                    f"{_write(ranks)} did not push a gradient within {self._timeout:g} s: see their output, or give "
-                    "them more time with --timeout"
-                )
-            if waited - told >= _NOTE:
-                told = waited
-                note(ranks, waited)
-            left = min(self._timeout, patience or self._timeout, told + _NOTE) - waited
-            self._condition.wait(max(left, 0.001))
+            else:
+                wait.sleep(ranks, patience)
         if rank is not None:
-            self.tallies[rank].waited += self._clock() - begin
+            self.tallies[rank].waited += wait.seconds
 
     def _work(self, copy: Callable[[], None]) -> None:
         begin = self._clock()
         copy()
         self.busy += self._clock() - begin
-
-
-def _write(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
