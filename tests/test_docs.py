@@ -52,6 +52,15 @@ def test_examples_in_pairs_give_the_same_result(name: str, args: list[str], resu
         assert float(many[1]) == pytest.approx(float(plain[1]), abs=0.02 if "--bfloat16" in args else 0.0011)
 
 
+def test_sparse_embeddings_on_servers_learn_as_well() -> None:
+    result, args = r"loss ([\d.]+)", ["--files", "8", "--epochs", "3"]
+    plain = re.search(result, run("examples/words_plain.py", *args))
+    job = ["-m", "hocket.launch.cli", "run", "-n", "2", "--servers", "2", "--strategy", "bsp"]
+    many = re.search(result, run(*job, "examples/words.py", *args))
+    assert plain is not None and many is not None
+    assert float(many[1]) < 1.3 and float(plain[1]) < 1.3  # nothing learned is 1.386
+
+
 def test_the_benchmarks_run() -> None:
     table = run("-m", "hocket.launch.cli", "bench", "step", "--rounds", "1", "--models", "cnn", "--optimizers", "sgd")
     assert "mirrored" in table and "independent" in table

@@ -197,7 +197,7 @@ class ServedTraining(Strategy):
         if self._clips is not None:
             norm = sum(float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2 for flat in self._gradients)
             factor *= min(1.0, self._clips / (factor * norm**0.5 + 1e-6))
-        if factor != 1:
+        if factor != 1 and self._gradients:
             torch._foreach_mul_(self._gradients, factor)
 
     def _groups(self) -> list[dict[str, Any]] | None:
