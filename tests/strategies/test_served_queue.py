@@ -90,3 +90,122 @@ def with_synchronised_batch_norm() -> None:
 def test_batch_norm_over_all_workers_is_refused(pool: Pool) -> None:
     with pytest.raises(RemoteError, match="SyncBatchNorm needs all workers in every step"):
         pool.run(2, with_synchronised_batch_norm, servers=1)
+
+
+def prepared(strategy: str, batches: int, buffers: bool = False) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)] if buffers else [torch.nn.Linear(2, 3)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(3, 1)).double()
+    x = torch.randn(2 * batches, 2, dtype=torch.float64)
+    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    given = hocket.distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, 2), strategy=strategy
+    )
+    model, optimizer, loader = given
+    return model, optimizer, loader
+
+
+def step(model: Any, optimizer: Any, batch: Any) -> None:
+    ((model(batch[0]) - batch[1]) ** 2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def after_a_glance(strategy: str) -> tuple[int, list[torch.Tensor]]:
+    model, optimizer, loader = prepared(strategy, 6)
+    next(iter(loader))
+    taken = 0
+    for batch in loader:
+        step(model, optimizer, batch)
+        taken += 1
+    return taken, [p.detach().clone() for p in model.parameters()]
+
+
+def test_a_glance_at_the_data_is_no_pass(pool: Pool) -> None:
+    results = pool.run(2, after_a_glance, "bsp", servers=1)
+    assert sum(taken for taken, _ in results) == 6
+    alone = pool.run(1, after_a_glance, "bsp", servers=1)[0]
+    assert alone[0] == 6
+    assert [taken for taken, _ in results] == [3, 3]  # rounds of both
+
+
+def leaving_early(strategy: str) -> int:
+    model, optimizer, loader = prepared(strategy, 40)
+    taken = 0
+    for batch in loader:
+        if hocket.rank() == 0 and taken == 3:
+            break
+        step(model, optimizer, batch)
+        taken += 1
+    return int(hocket.total(taken))
+
+
+@pytest.mark.parametrize("strategy", ["asynchronous", "bsp", "ssp(staleness=2)"])
+def test_who_leaves_a_loop_early_holds_back_nobody(pool: Pool, strategy: str) -> None:
+    assert pool.run(2, leaving_early, strategy, servers=2) == [40, 40]
+
+
+def two_loaders(strategy: str) -> int:
+    model, optimizer, first = prepared(strategy, 6)
+    second: Any = hocket.distribute(loader=DataLoader(first.original.dataset, 2))
+    taken = 0
+    for loader in (first, first, first, second, first):
+        for batch in loader:
+            step(model, optimizer, batch)
+            taken += 1
+    return int(hocket.total(taken))
+
+
+@pytest.mark.parametrize("strategy", ["bsp", "ssp(staleness=1)", "downpour(fetch=2, push=2)"])
+def test_one_loader_after_the_other(pool: Pool, strategy: str) -> None:
+    assert pool.run(2, two_loaders, strategy, servers=1) == [30, 30]
+
+
+def collective_in_a_loop() -> None:
+    model, optimizer, loader = prepared("bsp", 5)
+    for batch in loader:
+        step(model, optimizer, batch)
+        hocket.mean(1.0)
+
+
+def test_a_collective_in_a_loop_is_told_and_does_not_hang(pool: Pool) -> None:
+    outcomes = pool.outcomes(2, collective_in_a_loop, servers=1)
+    assert any(isinstance(o, RemoteError) and "call collectives after the loop" in o.message for o in outcomes)
+
+
+def without_rank_0() -> str:
+    model, optimizer, loader = prepared("asynchronous", 12, buffers=True)
+    for count, batch in enumerate(loader):
+        if hocket.rank() == 0 and count == 2:
+            os._exit(1)
+        step(model, optimizer, batch)
+    hocket.distribute(loader=DataLoader(loader.original.dataset, 2))  # needs a seed that all share
+    return "done"
+
+
+def test_buffers_and_seeds_without_rank_0(pool: Pool) -> None:
+    outcomes = pool.outcomes_with_death(3, without_rank_0, 0, servers=1)
+    assert outcomes[1:] == ["done", "done"]
+
+
+def warm_start() -> str:
+    model, optimizer, loader = prepared("downpour(warmup=100)", 8)
+    for batch in loader:
+        step(model, optimizer, batch)
+    return "done"
+
+
+def test_a_warm_start_that_is_longer_than_the_data_ends_with_it(pool: Pool) -> None:
+    assert pool.run(3, warm_start, servers=1) == ["done"] * 3
+
+
+def loaded_embedding() -> bool:
+    table = torch.nn.Embedding(9, 2, sparse=True)
+    model, _ = hocket.distribute(table, torch.optim.SGD(table.parameters(), lr=0.1), strategy="asynchronous")
+    model.load_state_dict({"weight": torch.arange(18.0).view(9, 2)})
+    rows = model(input=torch.tensor([3, 8]))
+    return torch.equal(rows.detach(), torch.tensor([[6.0, 7.0], [16.0, 17.0]]))
+
+
+def test_embeddings_that_were_loaded_are_on_the_servers(pool: Pool) -> None:
+    assert pool.run(1, loaded_embedding, servers=2) == [True]

@@ -130,7 +130,7 @@ class Answers:
         shard = table.shard
         if isinstance(shard, RowShard):
             gradient = self._receive_rows(shard, head, body)
-            accepted = table.push(self._rank, push, gradient, self._note, lambda: None)
+            accepted = table.push(self._rank, push, gradient, self._note, None)
             parts: list[memoryview] = []
         else:
             assert isinstance(shard, DenseShard)
@@ -142,7 +142,7 @@ class Answers:
             elif desk.is_shared:
                 service.received += sum(each.nbytes for each in desk.gradients)
             wanted = bool(head["pull"])
-            copy = (lambda: _copy(desk.parameters, flats)) if wanted else (lambda: None)
+            copy = (lambda: _copy(desk.parameters, flats)) if wanted else None
             accepted = table.push(self._rank, push, desk.gradients, self._note, copy)
             parts = as_bytes(desk.parameters) if wanted and not desk.is_shared else []
             service.sent += sum(each.nbytes for each in desk.parameters) if wanted else 0
@@ -192,13 +192,13 @@ class Answers:
         return Answer({})
 
     def _leave(self, head: dict[str, Any], _: Body) -> Answer:
-        for table in list(self._service.tables.values()):
-            table.leave(self._rank, int(head["epoch"]))
+        for number in head["tables"]:
+            self._service.tables[int(number)].leave(self._rank, int(head["epoch"]))
         return Answer({})
 
     def _enter(self, head: dict[str, Any], _: Body) -> Answer:
-        for table in list(self._service.tables.values()):
-            table.enter(self._rank, int(head["epoch"]))
+        for number in head["tables"]:
+            self._service.tables[int(number)].enter(self._rank, int(head["epoch"]))
         return Answer({})
 
     def _next(self, head: dict[str, Any], _: Body) -> Answer:
@@ -207,7 +207,14 @@ class Answers:
         if head["end"] is not None:
             queue.end(epoch, int(head["end"]))
         total = None if head["total"] is None else int(head["total"])
-        return Answer({"batch": queue.take(self._rank, epoch, total, self._note if head["wait"] else None)})
+        if not head["wait"]:
+            return Answer({"batch": queue.take(self._rank, epoch, total)})
+        idle = self._service.meetings.idle
+        idle.add(self._rank)
+        try:
+            return Answer({"batch": queue.take(self._rank, epoch, total, self._note)})
+        finally:
+            idle.discard(self._rank)
 
     def _back(self, head: dict[str, Any], _: Body) -> Answer:
         queue = self._service.queue(int(head["queue"]))

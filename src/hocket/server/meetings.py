@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from hocket.errors import JobError, MismatchError, ServerLost
 from hocket.server.waiting import Condition, Note, Wait
 
+_STUCK = 2.0  # seconds after which it is certain that nobody will come
+
 
 @dataclass
 class _Meeting:
@@ -40,6 +42,8 @@ class Meetings:
         self._meetings: dict[int, _Meeting] = {}
         self._latest = 0  # that has been held
         self._failure = ""
+        self.idle: set[int] = set()
+        """Workers that wait for batches which others hold, and will come to no meeting before they get one."""
 
     def gather(self, rank: int, number: int, what: str, data: bytes, note: Note) -> dict[int, bytes]:
         """What all live workers give to meeting ``number``, by rank; blocks until all are there.
@@ -64,7 +68,7 @@ class Meetings:
                 )
             meeting.given[rank] = data
             self._close(number, meeting)
-            self._wait(meeting, note)
+            self._wait(number, meeting, note)
             meeting.left.add(rank)
             if meeting.left >= set(meeting.given) & self._live:
                 self._meetings.pop(number, None)
@@ -93,9 +97,20 @@ class Meetings:
             meeting.result = dict(sorted(meeting.given.items()))
             self._condition.notify_all()
 
-    def _wait(self, meeting: _Meeting, note: Note) -> None:
+    def _wait(self, number: int, meeting: _Meeting, note: Note) -> None:
         wait = Wait(self._condition, self._timeout, self._clock, note, f"come to {meeting.what}")
+        stuck: float | None = None  # since when all others have been idle
         while meeting.result is None:
             if self._failure:
                 raise ServerLost(self._failure)
-            wait.sleep(sorted(self._live - set(meeting.given)))
+            missing = sorted(self._live - set(meeting.given))
+            stuck = (stuck if stuck is not None else wait.seconds) if self.idle.issuperset(missing) else None
+            if stuck is not None and wait.seconds - stuck >= _STUCK:
+                meeting.error = (
+                    f"{meeting.what} is called in a training loop, and rank {', '.join(map(str, missing))} has no more "
+                    "batches and waits for those of others: with parameter servers workers take different numbers of "
+                    "batches; call collectives after the loop"
+                )
+                self._close(number, meeting)
+            else:
+                wait.sleep(missing, wait.seconds + _STUCK / 2)

@@ -98,6 +98,10 @@ class Pace:
         if worker.epoch == epoch:
             worker.clock = max(worker.clock, min(others, default=worker.clock))
 
+    def at_work(self, rank: int) -> list[int]:
+        """That worker, if it may still push in the epoch that it is in."""
+        return [rank] if rank in self._active(self._all[rank].epoch) else []
+
     @property
     def live(self) -> list[int]:
         return [rank for rank, worker in self._all.items() if worker.is_live]

@@ -47,8 +47,6 @@ class RowShard(Shard):
         return float(self._sparse(gradient).values().double().square().sum())
 
     def apply(self, gradient: Gradient, present: bytes | None) -> None:
-        if not gradient[0].numel():
-            return
         self._parameter.grad = self._sparse(gradient)
         try:
             self.optimizer.step()

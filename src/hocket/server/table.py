@@ -7,6 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
@@ -65,13 +66,14 @@ class Table:
         self._size = max(1, definition.workers // max(1, definition.terms.groups))
         self._group = _Group()
         self._rounds = self._epoch = 0
+        self._groups: dict[int, list[dict[str, Any]] | None] = {}  # what each worker last said of its rates
 
     @property
     def version(self) -> int:
         """How many updates there have been."""
         return self.pace.version
 
-    def push(self, rank: int, push: Push, gradient: Gradient, note: Note, pull: Callable[[], None]) -> bool:
+    def push(self, rank: int, push: Push, gradient: Gradient, note: Note, pull: Callable[[], None] | None) -> bool:
         """Take a gradient, wait until the worker may go on, and have it get the parameters.
 
         Args:
@@ -79,7 +81,7 @@ class Table:
             push: What it says of its gradient.
             gradient: Is read until this returns.
             note: Is told when it takes long.
-            pull: Copies the parameters; called while nobody changes them.
+            pull: Copies the parameters, if they are wanted; called while nobody changes them.
 
         Returns:
             False if the push came too late for the bound, and was not applied.
@@ -90,6 +92,7 @@ class Table:
         """
         with self._condition:
             tally, now = self.tallies[rank], self._clock()
+            self._groups[rank] = push.groups or self._groups.get(rank)
             staleness = self.pace.arrive(rank, push.epoch)
             tally.first, tally.last = tally.first or now, now
             if staleness is None:
@@ -103,12 +106,13 @@ class Table:
                     self._collect(rank, push, given, note)
                 else:
                     try:
-                        self._apply([given], push)
+                        self._apply([given])
                     finally:
                         self._condition.notify_all()  # the slowest may be another one now
                     self._wait(rank, lambda: self.pace.missing(rank), note, patience=self.terms.patience)
-            self.pace.pull(rank)
-            self._work(pull)
+            if pull is not None:
+                self.pace.pull(rank)
+                self._work(pull)
         return staleness is not None
 
     def pull(self, rank: int, copy: Callable[[], None]) -> None:
@@ -142,12 +146,12 @@ class Table:
             self.pace.enter(rank, epoch)
 
     def await_version(self, version: int, note: Note) -> None:
-        """Wait until there have been so many updates, or nobody is left who could make them."""
+        """Wait until there have been so many updates, or rank 0, who is to make them, has ended or has no more data."""
         with self._condition:
-            self._wait(None, lambda: self.pace.live if self.version < version else [], note, patience=None)
+            self._wait(None, lambda: self.pace.at_work(0) if self.version < version else [], note, patience=None)
 
     def _collect(self, rank: int, push: Push, given: Contribution, note: Note) -> None:
-        self.shard.set_groups(push.groups)
+        self.shard.set_groups(self._groups[rank])
         group = self._group
         group.contributions.append(given)
         self._epoch = push.epoch
@@ -177,17 +181,16 @@ class Table:
         self._group = _Group()
         group.is_done = True
         try:
-            self._apply(group.contributions, None)
+            self._apply(group.contributions)
         except HocketError as error:
             group.error = error
         self._condition.notify_all()
 
-    def _apply(self, contributions: Sequence[Contribution], push: Push | None) -> None:
+    def _apply(self, contributions: Sequence[Contribution]) -> None:
         self._rounds += 1
         begin = self._clock()
         try:
-            if push is not None:
-                self.shard.set_groups(push.groups)
+            self.shard.set_groups(self._groups[contributions[-1].rank])
             self._update([each for each in contributions if each.weight > 0])
         except HocketError:
             raise

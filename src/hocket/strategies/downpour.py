@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Optimizer
 
+from hocket.errors import StrategyError
 from hocket.server import rule
 from hocket.server.client import Client
 from hocket.server.terms import Terms
@@ -32,7 +33,12 @@ class DownpourTraining(ServedTraining):
         self._choice = choice
         optimizer.state.clear()  # that of the script's own rule means nothing to Adagrad
         super().__init__(client, model, optimizer, members, choice, terms, choice.scale or 1.0, on_nan)
+        if choice.push > 1 and self._sparse:
+            raise StrategyError(
+                "downpour(push>1) does not add up the sparse gradients of embeddings: use push=1, or sparse=False"
+            )
         self._accrued = [torch.zeros_like(flat) for flat in self._gradients] if choice.push > 1 else []
+        self._accrued_present = bytes(len(self._members.parameters))
         self._waits = choice.warmup > 0 and client.rank > 0
         if self._waits:
             model.register_forward_pre_hook(self._await_warm_start)
@@ -71,10 +77,14 @@ class DownpourTraining(ServedTraining):
         pushes, fetches = (self.steps + 1) % choice.push == 0, (self.steps + 1) % choice.fetch == 0
         if not fetches and weight:
             self._step_here()
-        if self._accrued and weight:
-            self._accrue(is_last=pushes)
+        present = self._collect() if weight else None
+        if self._accrued:
+            if weight:
+                self._accrue(present)
+            if pushes:
+                weight, present = self._take_accrued()
         if pushes:
-            self._push(weight, pull=fetches)
+            self._push(weight, present, pull=fetches)
         elif fetches:
             self._copy.pull()
         if fetches:
@@ -82,17 +92,13 @@ class DownpourTraining(ServedTraining):
 
     @property
     def holds(self) -> bool:
-        return self.steps % self._choice.push != 0
+        return super().holds or self.steps % self._choice.push != 0
 
     def flush(self) -> None:
         """Push what was accrued for less than ``push`` steps."""
-        if self.holds and self._accrued:
-            for accrued, gradient in zip(self._accrued, self._gradients, strict=True):
-                gradient.copy_(accrued)
-                accrued.zero_()
-            for parameter, view in zip(self._members.parameters, self._views, strict=True):
-                parameter.grad = view
-            self._push(1.0, pull=True)
+        if self.steps % self._choice.push and self._accrued:
+            weight, present = self._take_accrued()
+            self._push(weight, present, pull=True)
             self._take_over()
             self.steps += self._choice.push - self.steps % self._choice.push
 
@@ -105,14 +111,20 @@ class DownpourTraining(ServedTraining):
                     parameter.data.add_(parameter.grad, alpha=-float(group["lr"]))
         self._note_versions()
 
-    def _accrue(self, *, is_last: bool) -> None:
-        self._collect()
+    def _accrue(self, present: bytes | None) -> None:
+        """Add what is in the slots to what was there before."""
         for accrued, gradient in zip(self._accrued, self._gradients, strict=True):
-            if is_last:
-                gradient.add_(accrued)
-                accrued.zero_()
-            else:
-                accrued.add_(gradient)
+            accrued.add_(gradient)
+        count = len(self._members.parameters)
+        self._accrued_present = bytes(map(max, self._accrued_present, present or b"\1" * count))
+
+    def _take_accrued(self) -> tuple[float, bytes | None]:
+        """Bring it to the slots; how much it weighs, and which parameters have a gradient."""
+        present, self._accrued_present = self._accrued_present, bytes(len(self._accrued_present))
+        for accrued, gradient in zip(self._accrued, self._gradients, strict=True):
+            gradient.copy_(accrued)
+            accrued.zero_()
+        return float(any(present)), present
 
     def _await_warm_start(self, _: nn.Module, __: object) -> None:
         """Before the first forward pass of a training: rank 0 goes ahead alone."""

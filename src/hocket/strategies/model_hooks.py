@@ -21,11 +21,21 @@ class ModelHooks:
         model.register_forward_pre_hook(self.before)
         model.register_forward_hook(self.after)
 
-    def watch_loading(self, model: nn.Module, before: Callable[[], None], after: Callable[[], None]) -> None:
-        """Call ``before`` and ``after`` when ``load_state_dict`` writes to ``model`` or a part of it."""
-        self._before_load, self._after_load = before, after
+    def watch_loading(
+        self,
+        model: nn.Module,
+        before: Callable[[], None],
+        after: Callable[[], None],
+        after_all: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call ``before`` and ``after`` when ``load_state_dict`` writes to ``model`` or a part of it.
+
+        ``after_all`` is called when all of the model has been loaded.
+        """
+        self._before_load, self._after_load, self._after_all = before, after, after_all
+        self._root = id(model)
         for module in model.modules():
-            if module._parameters:
+            if module._parameters or module is model:
                 module.register_load_state_dict_pre_hook(self.load)
                 module.register_load_state_dict_post_hook(self.loaded)
 
@@ -48,6 +58,8 @@ class ModelHooks:
     def loaded(self, module: nn.Module, _: object) -> None:
         if id(module) in self._hooked:
             self._after_load()
+            if id(module) == self._root:
+                self._after_all()
 
     def _arm(self, _: torch.Tensor) -> None:
         self._collector.arm(by_output=True)

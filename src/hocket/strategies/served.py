@@ -68,6 +68,7 @@ class ServedTraining(Strategy):
         self._members = dense = members.without(self._sparse.parameters)
         self.placement = self._place(dense, optimizer, choice, len(client.links))
         self._copy = DenseCopy(client, self.placement, terms, rates)
+        client.paced += [self._copy.number, *self._sparse.numbers]
         layout = self.placement.layout
         on_cpu = layout.device.type == "cpu"
         self._gradients = self._copy.gradients if on_cpu else layout.allocate()
@@ -80,7 +81,7 @@ class ServedTraining(Strategy):
             dense.names, dense.parameters, layout, self._gradients, self._end_pass, check_finite=on_nan != "ignore"
         )
         hooks = ModelHooks(model, self.collector)
-        hooks.watch_loading(model, lambda: None, self._loaded)
+        hooks.watch_loading(model, lambda: None, self._loaded, self._send_loaded)
         wrap(optimizer, self._step, self.collector)
         self._told: list[dict[str, Any]] | None = None
         self._is_loaded = False
@@ -89,6 +90,10 @@ class ServedTraining(Strategy):
     @property
     def skipped(self) -> int:
         return self._judgement.skipped
+
+    @property
+    def holds(self) -> bool:
+        return self.collector.passes > 0  # in hocket.accumulate()
 
     def describe_placement(self) -> list[str]:
         """Which parameters are on which server, in lines for a reader."""
@@ -147,7 +152,7 @@ class ServedTraining(Strategy):
         self._send_loaded()
         nonfinite, self._nonfinite = self._nonfinite, None
         self._judgement.record({} if nonfinite is None else {self._client.rank: nonfinite})
-        allowed = self._judgement.allows_step(self._optimizer)
+        allowed = self._judgement.allows_step(self._optimizer) and not self._has_overflown()
         with hooks_outside(self._optimizer, options):
             begin = time.perf_counter()
             self._exchange(weight=self._client.turn.weight if allowed else 0.0)
@@ -155,19 +160,24 @@ class ServedTraining(Strategy):
         self.steps += 1
         return loss
 
+    def _has_overflown(self) -> bool:
+        """Whether GradScaler, which leaves that to a fused optimizer, has found an infinite gradient."""
+        found = getattr(self._optimizer, "found_inf", None)
+        return found is not None and bool(found)
+
     def _exchange(self, weight: float) -> None:
         """Push, and pull."""
-        self._push(weight, pull=True)
+        self._push(weight, self._collect() if weight else None, pull=True)
         self._take_over()
 
-    def _push(self, weight: float, *, pull: bool) -> None:
-        present = self._collect() if weight else None
+    def _push(self, weight: float, present: bytes | None, *, pull: bool) -> None:
+        """Push what is in the slots; one byte of ``present`` per parameter, if not all have a gradient."""
         groups = self._groups()
         push = self._say(weight, present, groups)
         if weight:
             self._multiply()
             self._bring(self._copy.gradients, self._gradients)
-        factor = self._scale if weight else 0.0
+        factor = self._factor if weight else 0.0
         accepted = self._sparse.push(self._say(weight, None, groups), factor)
         if self._members.parameters or not self._sparse:
             accepted &= self._copy.push(push, pull=pull)
@@ -191,9 +201,15 @@ class ServedTraining(Strategy):
                 view.copy_(parameter.grad)
         return bytes(not byte for byte in missing) if 1 in missing else None
 
+    @property
+    def _factor(self) -> float:
+        """By which gradients are multiplied; a fused optimizer is left what GradScaler has multiplied them by."""
+        scaled = getattr(self._optimizer, "grad_scale", None)
+        return self._scale if scaled is None else self._scale / float(scaled)
+
     def _multiply(self) -> None:
         """Scale and clip this worker's gradient, if it is applied by itself."""
-        factor = self._scale
+        factor = self._factor
         if self._clips is not None:
             norm = sum(float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2 for flat in self._gradients)
             factor *= min(1.0, self._clips / (factor * norm**0.5 + 1e-6))
@@ -229,7 +245,7 @@ class ServedTraining(Strategy):
     def _send_loaded(self) -> None:
         if self._is_loaded:
             self._is_loaded = False
-            if self._client.rank == 0:
+            if self._client.is_first():
                 self._assign()
                 self._sparse.assign()
 

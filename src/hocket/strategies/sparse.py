@@ -32,7 +32,7 @@ class SparseTables:
         found = {
             id(m.weight): members.parameters[members.index[id(m.weight)]]
             for m in modules
-            if id(m.weight) in members.index
+            if id(m.weight) in members.index and members.groups[members.index[id(m.weight)]] >= 0
         }
         self.parameters = list(found.values())
         if not found:
@@ -49,8 +49,13 @@ class SparseTables:
         for module in modules:
             if id(module.weight) in found:
                 hook = _RowHook(module, self._tables[id(module.weight)])
-                module.register_forward_pre_hook(hook.before)
+                module.register_forward_pre_hook(hook.before, with_kwargs=True)
                 module.register_state_dict_pre_hook(hook.complete)  # type: ignore[no-untyped-call]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of their tables."""
+        return [table.number for table in self._tables.values()]
 
     def __bool__(self) -> bool:
         return bool(self._tables)
@@ -74,12 +79,13 @@ class SparseTables:
     def fetch_state(self, state: _State) -> None:
         """Have the optimizer's state of all tables."""
         for weight in self.parameters:
-            parts: dict[str, list[Any]] = {}
             for stored in sorted(self._tables[id(weight)].state(), key=lambda each: each.start):
-                parts.setdefault(stored.key, []).append(stored.value)
-            for key, values in parts.items():
-                by_rows = all(isinstance(v, torch.Tensor) and v.dim() for v in values)
-                state[weight][key] = torch.cat(values) if by_rows else values[0]
+                value, known = stored.value, state[weight]
+                if not isinstance(value, torch.Tensor) or not value.dim():
+                    known.setdefault(stored.key, value)
+                    continue
+                whole = known.setdefault(stored.key, torch.zeros(weight.shape[0], *value.shape[1:], dtype=value.dtype))
+                whole[stored.start : stored.start + value.shape[0]] = value  # a part without any update is zero
 
     def send_state(self, state: _State) -> None:
         """Bring it to the servers."""
@@ -97,10 +103,11 @@ class _RowHook:
         self._table = table
 
     @torch.no_grad()
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Before a forward pass: have the rows that it asks for as they are now."""
-        if module is self._module and args:
-            rows = torch.unique(args[0].detach().cpu().to(torch.int64))
+        asked = args[0] if args else named.get("input")
+        if module is self._module and isinstance(asked, torch.Tensor):
+            rows = torch.unique(asked.detach().cpu().to(torch.int64))
             if rows.numel():
                 weight: torch.Tensor = module.weight.data  # type: ignore[assignment]
                 weight.index_copy_(0, rows.to(weight.device), self._table.pull(rows).to(weight.device))

@@ -82,11 +82,8 @@ class Saver:
             None if it was left out.
         """
         runtime, folder = self._runtime, folder.resolve()
-        if runtime.client is not None:
-            if not self._is_first(runtime.client):
-                return Saving()  # one worker saves what is on the servers
-            for strategy in runtime.strategies:
-                strategy.refresh()
+        if runtime.client is not None and not self._is_first(runtime.client):
+            return Saving()  # one worker saves what is on the servers
         if patient:
             self.settle()
         busy = not self._last.done

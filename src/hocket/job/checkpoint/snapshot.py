@@ -76,13 +76,16 @@ class Camera:
         runtime, packer = self._runtime, self._packer
         runtime.leave_no_trace()
         packer.is_news = False
+        shared = {name: loader.state() for name, loader in subjects.loaders.items() if not loader.is_per_rank}
+        if runtime.client is not None:  # after the queue: a batch may be done again, and none is lost
+            for strategy in runtime.strategies:
+                strategy.refresh()
         common: Tensors = {}
         differing = [n for n, m in subjects.modules.items() if buffers.differ(runtime.together, m)]
         objects = {name: packer.pack(model.state_dict(), name, common) for name, model in subjects.models.items()}
         for name, thing in subjects.stateful.items():
             if name not in objects:
                 objects[name] = packer.pack_each(thing.state_dict(), name, common)
-        shared = {name: loader.state() for name, loader in subjects.loaders.items() if not loader.is_per_rank}
         loaders = join({name: packer.pack_each(state, name, common) for name, state in shared.items()})
         states = [packer.pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(runtime.strategies)]
         own: Tensors = {}

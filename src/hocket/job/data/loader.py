@@ -92,7 +92,7 @@ class Loader:
         now.step = self._runtime.step
         self.epoch = now.plan.epoch
         if self._turns is not None:
-            self._turns.begin_pass(self.epoch)
+            self._turns.begin_pass()
         if self._deal is not None:
             now.plan.deal, now.plan.seed, now.plan.taken = self._deal, randomness.mix(self._seed, self.epoch, 2), 0
         inner = self._open(now)

@@ -13,8 +13,6 @@ from hocket.server.client import Client
 from hocket.server.deal import Deal
 from hocket.server.terms import Kind
 
-_LOADERS = 1 << 10  # more than a script has
-
 
 class Turns:
     """Of one loader.
@@ -25,13 +23,15 @@ class Turns:
 
     def __init__(self, runtime: Runtime, client: Client, original: DataLoader[Any], *, queued: bool) -> None:
         self._runtime, self._client = runtime, client
-        self._loader, self._batch = runtime.loaders, original.batch_size or 1
+        self._batch, self._step = original.batch_size or 1, 0
         self.deal = Deal(client) if queued else None
         self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
 
-    def begin_pass(self, epoch: int) -> None:
+    def begin_pass(self) -> None:
         """A training loop begins; bounds on staleness hold within it."""
-        self._client.turn.epoch = epoch * _LOADERS + self._loader
+        self._client.passes += 1
+        self._client.turn.epoch = self._client.passes
+        self._step = self._runtime.step
 
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
         """What is pushed next is for this batch.
@@ -46,7 +46,7 @@ class Turns:
         others = max(counts.taken - batches, 0) if self.deal is not None else 0
         self._runtime.count_batch(counts.here + others * self._batch)
         turn = self._client.turn
-        turn.weight = float(counts.here)
+        turn.weight = float(counts.here) + (turn.weight if self._holds else 0.0)
         if self.deal is not None:
             turn.batches.append((self.deal.number, counts.taken - 1))
             self._given.append(counts.taken - 1)
@@ -55,12 +55,16 @@ class Turns:
 
     def end_step(self) -> None:
         """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
-        if any(strategy.holds for strategy in self._runtime.strategies):
+        if self._holds:
             return
         if self.deal is not None:
             self.deal.finish(self._given)
             self._given = []
         self._client.turn.batches = []
+
+    @property
+    def _holds(self) -> bool:
+        return any(strategy.holds for strategy in self._runtime.strategies)
 
     def await_more(self) -> bool:
         """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
@@ -78,12 +82,20 @@ class Turns:
             unused: Batches that were taken and never given out.
             was_left: Whether its last batch may still be at work.
         """
-        if not was_left and self.deal is None:
+        client, given = self._client, [*unused]
+        if self.deal is None or was_left:
             for strategy in self._runtime.strategies:
                 strategy.flush()
         if self.deal is not None:
-            self.deal.give_back([counts.taken - 1 for counts in unused])
-        self._client.tell(Kind.LEAVE, {"epoch": self._client.turn.epoch})
+            # What was not pushed is for others; a loop that is left early seldom trains on its last batch afterwards.
+            open_ones = {number for queue, number in client.turn.batches if queue == self.deal.number}
+            self.deal.finish([number for number in self._given if number not in open_ones])
+            self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(open_ones)])
+            client.turn.batches, self._given = [], []
+        if was_left and self._runtime.step == self._step:
+            client.passes -= 1  # a glance at the data
+            return
+        client.tell(Kind.LEAVE, {"epoch": client.turn.epoch, "tables": client.paced})
         if not was_left:
             for strategy in self._runtime.strategies:
                 strategy.refresh()  # the last updates may have been those of others
