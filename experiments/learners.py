@@ -223,7 +223,7 @@ class _Training:
             self._count()
         settle()
         deal.give_back([])  # tells what is finished, also if this was left because it is enough
-        client.tell(Kind.LEAVE, {"epoch": client.turn.epoch})
+        client.tell(Kind.LEAVE, {"epoch": client.turn.epoch, "tables": client.paced})
         strategy.refresh()
 
     def _count(self) -> None:

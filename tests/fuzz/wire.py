@@ -59,8 +59,8 @@ def talk(made: Client) -> None:
     deal.take(0, 3)
     deal.give_back([0])
     deal.restore(deal.state())
-    made.tell(Kind.LEAVE, {"epoch": 0})
-    made.tell(Kind.ENTER, {"epoch": 0})
+    made.tell(Kind.LEAVE, {"epoch": 0, "tables": [0]})
+    made.tell(Kind.ENTER, {"epoch": 0, "tables": [0]})
     made.gather("a meeting", b"data")
 
 

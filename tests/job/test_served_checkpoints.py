@@ -63,7 +63,7 @@ def test_a_bulk_synchronous_training_goes_on_exactly(
     whole = run(pool, 2, 1, tmp_path / "whole", "bsp", optimizer, options, None)[0]
     run(pool, 2, servers[0], tmp_path / "parts", "bsp", optimizer, options, 2 * STEPS + 1)
     rest = run(pool, 2, servers[1], tmp_path / "parts", "bsp", optimizer, options, None)[0]
-    assert rest[0] == 2 * STEPS
+    assert rest[0] in (STEPS, 2 * STEPS)  # the second is left out if the first is still being written
     for mine, theirs in zip([*whole[2], *whole[3]], [*rest[2], *rest[3]], strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
     assert rest[4] == whole[4]

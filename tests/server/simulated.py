@@ -72,7 +72,7 @@ class Worker:
 
     def leave(self) -> None:
         """This worker has no more batches of this epoch."""
-        self.client.tell(Kind.LEAVE, {"epoch": self.client.turn.epoch})
+        self.client.tell(Kind.LEAVE, {"epoch": self.client.turn.epoch, "tables": self.client.paced})
 
 
 @dataclass
