@@ -184,11 +184,11 @@ def check_servers(choice: Choice, servers: int) -> None:
 
 
 def _arguments(text: str, call: ast.Call | None, kind: type[Choice]) -> list[tuple[str, ast.expr]]:
-    """Options by name; the first may be given without, if it is the strategy's own: ``softsync(4)``."""
+    """Options by name; the strategy's own first number may be given without: ``softsync(4)``."""
     if call is None:
         return []
     found: list[tuple[str, ast.expr]] = []
-    own = list(vars(kind).get("__annotations__", {}))
+    own = [name for name in vars(kind).get("__annotations__", {}) if bool not in _types(kind, name)]
     if len(call.args) > min(1, len(own)):
         raise StrategyError(f"cannot read strategy {text!r}: write name or name(key=value, …), {_known()}")
     found += zip(own, call.args, strict=False)
