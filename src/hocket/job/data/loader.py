@@ -179,10 +179,17 @@ class Loader:
         if self._sampler is not None and self._sampler.seed is not None:
             self._sampler.seed = self._own_seed()
         self.epoch = state["epoch"] - 1
-        self._resumed = state if state["open"] else None
+        queue = state.get("queue")
+        fits = (queue is None) == (self._deal is None)  # else its order is another one, and the epoch begins anew
+        self._resumed = state if state["open"] and fits else None
         self._latest, self._quiet = None, state["persists"]
-        if self._deal is not None and state["open"] and self._runtime.config.rank == 0:
-            self._deal.restore(state["queue"] or {"epoch": state["epoch"], "next": 0, "again": []})
+        if (
+            self._resumed is not None
+            and self._deal is not None
+            and queue is not None
+            and self._runtime.config.rank == 0
+        ):
+            self._deal.restore(queue)
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
 
