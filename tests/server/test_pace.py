@@ -37,7 +37,7 @@ class Workers(RuleBasedStateMachine):
         if staleness is None:
             assert rank in self.stopped
             assert self.bound is not None
-            self.clock[rank] = self.pace._all[rank].clock
+            self.clock[rank] = self.pace._clock(rank, self.epoch[rank])
         else:
             assert 0 <= staleness <= version
             self.clock[rank] += 1
@@ -61,7 +61,7 @@ class Workers(RuleBasedStateMachine):
             self.stopped.discard(rank)
             self.left.discard(rank)
             self.pace.pull(rank)
-            self.clock[rank] = self.pace._all[rank].clock
+            self.clock[rank] = self.pace._clock(rank, self.epoch[rank])
 
     @precondition(lambda self: self.bound is not None)
     @rule(rank=st.integers(0, 4))
@@ -77,7 +77,11 @@ class Workers(RuleBasedStateMachine):
         rank %= self.count
         if rank not in self.away:
             self.pace.leave(rank, self.epoch[rank])
-            self.left.add(rank)
+            if self.epoch[rank] < max(self.epoch.values()):  # it was away while the others began the next one
+                self.epoch[rank] += 1
+                self.clock[rank] = 0
+            else:
+                self.left.add(rank)
 
     @rule(rank=st.integers(0, 4))
     def enter(self, rank: int) -> None:
@@ -85,7 +89,7 @@ class Workers(RuleBasedStateMachine):
         if rank in self.left and rank not in self.away:
             self.pace.enter(rank, self.epoch[rank])
             self.left.discard(rank)
-            self.clock[rank] = self.pace._all[rank].clock
+            self.clock[rank] = self.pace._clock(rank, self.epoch[rank])
 
     @precondition(lambda self: len(self.left | self.away) == self.count)
     @rule()
