@@ -3,6 +3,7 @@
 A case is plain data, so that it can travel to the workers.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,6 +192,16 @@ def assert_equal(one: Result, many: list[Result], tolerance: float = 1e-9) -> No
             assert abs(mine - theirs) <= tolerance * max(1, abs(mine))
         assert result["strides"] == one["strides"]
         assert_same_state(one["state"], result["state"], tolerance)
+
+
+def with_mean_state(many: list[Result]) -> list[Result]:
+    """Results of replicas whose optimizers have states of their own, with the means of these."""
+    mean: Any = copy.deepcopy(many[0]["state"])
+    for index, values in mean["state"].items():
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                values[key] = torch.stack([result["state"]["state"][index][key] for result in many]).mean(0)
+    return [{**result, "state": mean} for result in many]
 
 
 def assert_same_state(one: Any, other: Any, tolerance: float) -> None:

@@ -25,12 +25,11 @@ from hocket.job.replicas import ReplicaCheck
 from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
-from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import Central, Choice, Downpour, Served
-from hocket.strategies.downpour import DownpourTraining
+from hocket.strategies.building import build
+from hocket.strategies.choices import Choice, Served
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
-from hocket.strategies.served import ServedTraining, scale_of, terms_of
+from hocket.strategies.served import ServedTraining
 
 
 def distribute(
@@ -114,7 +113,7 @@ def _train_together(
     runtime.parameters |= {id(p): p for p in model.parameters()}
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.launched:
-        choices.check_servers(choice, config.servers)
+        choices.check_fit(choice, config.size, config.servers)
     if config.size == 1 and told is None and runtime.client is None:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         runtime.idle += [
@@ -136,9 +135,10 @@ def _train_together(
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
-            build = _build if runtime.client is None else functools.partial(_build_served, runtime)
-            built = build(choice, runtime.communicator, model, optimizer, members, on_nan)
+            built = build(choice, runtime.communicator, runtime.client, model, optimizer, members, on_nan)
             runtime.strategies.append(built)
+            if config.verbose and config.rank == 0 and isinstance(built, ServedTraining):
+                print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.check_replicas and optimizer is not None:
                 check = ReplicaCheck(runtime.communicator, built, config.check_replicas)
                 optimizer.register_step_post_hook(check.after_step)
@@ -174,52 +174,6 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module) -> d
         "communication": communicator.way,
         "survives loss": isinstance(choice, Served),
     }
-
-
-def _build(
-    choice: Choice,
-    communicator: Communicator,
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    members: Members,
-    on_nan: str,
-) -> Strategy:
-    if not isinstance(choice, Central) or communicator.size == 1:
-        return MirroredTraining(communicator, model, optimizer, members, on_nan)
-    if optimizer is None:
-        raise StrategyError("strategy 'central' needs the optimizer: hocket.distribute(model, optimizer, …)")
-    if not choice.fused:
-        kind: type[CentralTraining] = CentralAveraged
-    else:
-        kind = CentralFused if communicator.on_host is communicator else CentralSealed
-    return kind(communicator, model, optimizer, members, on_nan)
-
-
-def _build_served(
-    runtime: Runtime,
-    choice: Choice,
-    communicator: Communicator,
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    members: Members,
-    on_nan: str,
-) -> Strategy:
-    client = runtime.client
-    assert client is not None
-    assert isinstance(choice, Served)
-    name = choices.write(choice).partition("(")[0]
-    if optimizer is None:
-        raise StrategyError(f"strategy {name!r} needs the optimizer: hocket.distribute(model, optimizer, …)")
-    terms = terms_of(choice)
-    built: ServedTraining
-    if isinstance(choice, Downpour):
-        built = DownpourTraining(client, model, optimizer, members, choice, terms, on_nan)
-    else:
-        scale = scale_of(choice, communicator.size)
-        built = ServedTraining(client, model, optimizer, members, choice, terms, scale, on_nan)
-    if runtime.config.verbose and communicator.rank == 0:
-        print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
-    return built
 
 
 def _check_same(communicator: Communicator, members: Members) -> None:

@@ -61,6 +61,8 @@ class Runtime:
         self.metrics: dict[str, float] = {}
         self.weight = 1.0
         self.sink: Sink = sink or NoSink()
+        self.has_failed = False  # an exception ends the script
+        self._loops: list[int] = []  # training loops that go on
         self._weights: dict[int, float] = {}
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
         self._step_of_batch = 0
@@ -105,8 +107,14 @@ class Runtime:
             self._weights[id(loader)] = weight
         self.set_weight(sum(self._weights.values()) / len(self._weights) if self._weights else 1.0)
 
-    def leave_loop(self, loader: object) -> None:
-        """A training loop was left before its end; what its last batch counts holds until the next one comes."""
+    def leave_loop(self, loader: object, *, has_trained: bool) -> None:
+        """A training loop was left before its end; what its last batch counts holds until the next one comes.
+
+        Args:
+            loader: Of the loop.
+            has_trained: Whether there were steps; else it was a glance at the data.
+        """
+        self._end_loop(loader, settles=has_trained)
         self._left.append(id(loader))
         if self.step > self._step_of_batch:
             self.leave_no_trace()
@@ -150,8 +158,36 @@ class Runtime:
         if traffic is not None:
             self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
 
-    def end_epoch(self) -> None:
+    def begin_loop(self, loader: object, epoch: int) -> None:
+        """A training loop begins."""
+        self._loops.append(id(loader))
+        for strategy in self.strategies:
+            strategy.counts_steps = False
+            if self._loops[0] == id(loader):
+                strategy.begin_epoch(epoch)
+
+    def end_batch(self, loader: object, samples: int) -> None:
+        """A training loop is done with a batch of its own; of loops that go on at the same time the first one counts.
+
+        Args:
+            loader: Of the loop.
+            samples: That this worker had in it.
+        """
+        if self._loops and self._loops[0] == id(loader):
+            for strategy in self.strategies:
+                strategy.end_batch(samples)
+
+    def _end_loop(self, loader: object, *, settles: bool) -> None:
+        if id(loader) in self._loops:
+            self._loops.remove(id(loader))
+        for strategy in self.strategies:
+            strategy.counts_steps = not self._loops
+            if settles and not self.has_failed:
+                strategy.settle()
+
+    def end_epoch(self, loader: object) -> None:
         """A training loop has come to the end of its loader; collective."""
+        self._end_loop(loader, settles=True)
         for model in self.models:
             buffers.average(self.communicator, model)
 
@@ -283,7 +319,7 @@ def _say_goodbye(runtime: Runtime) -> None:
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal failed
-        failed = True
+        failed = runtime.has_failed = True
         previous(kind, error, trace)
         if os.getpid() != process:  # a child that the script has forked is no worker
             return

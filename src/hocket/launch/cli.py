@@ -98,8 +98,6 @@ def run(
     if not named:
         flags_for_hosts = {"--ssh": ssh, "--python": python, "--interface": interface, "-x": export}
         _refuse_without_hosts({**flags_for_hosts, "--server-hosts": server_hosts})
-    beside = config.count("servers", servers or config.told().get("servers") or "0")
-    count = machine.worker_count(workers, beside) if not named else 0
     command = _command(script, args or [], module)
     flags = {
         "strategy": strategy,
@@ -119,6 +117,8 @@ def run(
         "run-dir": run_dir,
     }
     settings = _checked({name: value for name, value in flags.items() if value is not None})
+    count = machine.worker_count(workers, int(settings.get("servers", "0"))) if not named else 0
+    _check_strategy(settings, count)
     job = Job(command, count, {name: value for name, value in settings.items() if name not in config.LAUNCHERS_OWN})
     if log_dir is not None:
         _check_folder("log-dir", log_dir)
@@ -197,8 +197,8 @@ def _checked(given: dict[str, str]) -> dict[str, str]:
     """What flags and environment set, after a look at every value."""
     settings = {**config.told(), **given}
     if "strategy" in settings:
-        choice = choices.parse(settings["strategy"])
-        choices.check_servers(choice, config.count("servers", settings.get("servers", "0")))
+        wanted = config.count("servers", settings.get("servers", "0"))
+        settings["servers"] = str(choices.servers_of(choices.parse(settings["strategy"]), wanted))
     if "timeout" in settings:
         config.seconds(settings["timeout"])
     for name in ("on-nan", "transport", "tls", "verbose"):
@@ -215,6 +215,12 @@ def _checked(given: dict[str, str]) -> dict[str, str]:
         _check_folder("checkpoint", folder)
         settings["checkpoint"] = str(folder)
     return settings
+
+
+def _check_strategy(settings: dict[str, str], workers: int) -> None:
+    """Whether it fits the job; how many workers there are on several hosts will be seen there."""
+    if "strategy" in settings:
+        choices.check_fit(choices.parse(settings["strategy"]), workers, int(settings["servers"]))
 
 
 def _check_folder(flag: str, folder: Path) -> None:

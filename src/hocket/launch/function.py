@@ -97,7 +97,8 @@ def _environment(settings: dict[str, Any]) -> dict[str, str]:
             "started, in a module under if __name__ == '__main__':"
         )
     if told.strategy is not None:
-        choices.parse(told.strategy)
+        servers = choices.servers_of(choices.parse(told.strategy), told.servers)
+        env[config.SETTINGS["servers"].variable] = str(servers)
     home = str(Path(hocket.__file__).parent.parent)
     if home not in (*site.getsitepackages(), site.getusersitepackages()):  # found through sys.path alone, perhaps
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (home, env.get("PYTHONPATH"))))

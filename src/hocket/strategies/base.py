@@ -45,6 +45,39 @@ class Strategy(ABC):
         """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
         self.steps = state["steps"]
 
+    counts_steps: bool = True
+    """Whether the script has no training loop over a loader of ours, so that its steps stand for batches."""
+
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most have nothing to do
+        """A training loop begins; not collective, but at the same place on all ranks."""
+
+    def end_batch(self, samples: int = 1) -> None:  # noqa: B027 - likewise
+        """A training loop is done with a batch, whether there was a step or not. Rounds are counted in these.
+
+        Args:
+            samples: How many of them this worker had in it.
+        """
+
+    def settle(self) -> None:  # noqa: B027 - replicas that are always equal need not
+        """Let every worker have the model that is to be evaluated and saved: a training loop is over, or was left.
+
+        Collective where workers are all at the same batch.
+        """
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within, model and optimizer are what a checkpoint keeps; collective. Afterwards they are this worker's."""
+        yield
+
+    def rest(self) -> None:
+        """Let another strategy be at work on the same model; collective. Replicas are equal then."""
+        self.settle()
+        self.collector.rests = True
+
+    def rise(self) -> None:
+        """Be at work, from where the other one has left the model; collective."""
+        self.collector.rests = False
+
     def flush(self) -> None:  # noqa: B027 - likewise
         """A training loop has come to its end: exchange what was still to be exchanged; not collective."""
 
@@ -71,6 +104,8 @@ def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Colle
 
     @functools.wraps(original)
     def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if collector.rests:
+            return original(*args, **kwargs)
         return around_step(original, *args, **kwargs)
 
     @functools.wraps(original_zero)

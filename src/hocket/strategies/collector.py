@@ -15,6 +15,7 @@ from torch import nn
 from hocket.comm.communicator import Averager
 from hocket.comm.layout import Layout
 from hocket.errors import StrategyError
+from hocket.strategies.own_gradients import OwnGradients
 from hocket.strategies.readiness import Readiness
 from hocket.strategies.slots import LARGE, Slots
 
@@ -23,7 +24,7 @@ _NUMBER = 32
 
 
 class Collector:
-    """Brings the gradients of ``parameters`` to slots.
+    """Brings the gradients of ``parameters`` to slots, or leaves them where they are if there are none.
 
     ``on_end`` is called at the end of each outermost backward pass that is to be exchanged; gradients are then
     in ``views``, zero where there was none. An averager that overlaps hears of complete buckets before that.
@@ -33,8 +34,8 @@ class Collector:
         self,
         names: Sequence[str],
         parameters: Sequence[nn.Parameter],
-        layout: Layout,
-        slots: Averager | Sequence[torch.Tensor],
+        layout: Layout | None,
+        slots: Averager | Sequence[torch.Tensor] | None,
         on_end: Callable[[], None],
         *,
         check_finite: bool,
@@ -44,6 +45,7 @@ class Collector:
         self.held = 0  # depth of accumulate() contexts
         self.passes = 0  # backward passes since the last exchange that were held back
         self.mean = False  # whether those are averaged
+        self.rests = False  # another one is at work on the same parameters
         self._on_end = on_end
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
@@ -54,7 +56,11 @@ class Collector:
         self._backward_code = torch.autograd.backward.__code__
         # Autograd works for a GPU in a thread of its own, in which the script's call of backward() is not to be seen.
         self._outermost = 0 if parameters and parameters[0].is_cuda else 1
-        self.adopt(layout, slots)
+        self._averager: Averager | None = None
+        self.readiness: Readiness | None = None
+        self._slots: Slots | OwnGradients = OwnGradients(self.names, self.parameters, check_finite=check_finite)
+        if layout is not None and slots is not None:
+            self.adopt(layout, slots)
         self.hook_new()
         self.leave_out_idle()
         if self.readiness is not None:
@@ -74,7 +80,7 @@ class Collector:
         self._slots = Slots(self.names, self.parameters, layout, sets, scale=scale, check_finite=self._check_finite)
         self._slots.set_trained(bytes(self._hooked))
         self.leave_out_idle()
-        self.readiness: Readiness | None = None
+        self.readiness = None
         if self._averager is not None and self._averager.overlaps:
             self.readiness = Readiness(self._slots.bucket_of, self._slots.trained, early=early)
 
@@ -103,6 +109,8 @@ class Collector:
 
     def begin(self) -> None:
         """Before a forward pass, or a context that accumulates: notice what was unfrozen, or thrown away."""
+        if self.rests:
+            return
         if any(p.requires_grad for p in self._frozen_parameters):
             self.hook_new()
         if self.passes and all(p.grad is None for p in self.parameters):
@@ -163,6 +171,8 @@ class Collector:
 
     def _make_hook(self, index: int, large: bool) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
+            if self.rests:
+                return
             task = _current_task()
             if self._task != task:
                 self.arm()
@@ -192,6 +202,8 @@ class Collector:
         A model's output gets its gradient in ``torch.autograd.grad``, too, which leaves ``p.grad`` alone; there is
         nothing to exchange then.
         """
+        if self.rests:
+            return
         task, depth = _current_task(), self._depth(sys._getframe(1))
         if task == self._task or (by_output and depth == 0 and not self._outermost_elsewhere()):
             return

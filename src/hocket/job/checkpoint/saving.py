@@ -86,7 +86,14 @@ class Saver:
             return Saving()  # one worker saves what is on the servers
         if patient:
             self.settle()
-        busy = not self._last.done
+        with contextlib.ExitStack() as averaged:
+            for strategy in runtime.strategies:
+                averaged.enter_context(strategy.merged())
+            return self._save(folder, subjects, keep)
+
+    def _save(self, folder: Path, subjects: Subjects, keep: int) -> Saving | None:
+        """What model and optimizer are now."""
+        runtime, busy = self._runtime, not self._last.done
         taken = self._camera.take(subjects)
         number = zlib.crc32(repr((taken.step, taken.number)).encode())
         place = zlib.crc32(str(folder).encode())

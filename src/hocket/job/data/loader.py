@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from hocket.errors import MismatchError, UsageError
 from hocket.job import buffers, randomness
 from hocket.job.data import original_loader, queued, uneven
+from hocket.job.data.one_pass import Pass
 from hocket.job.data.queued import QueuedIndices
 from hocket.job.data.sharding import (
     Counts,
-    Plan,
     SeededDataset,
     ShardedIndices,
     Start,
@@ -71,8 +71,8 @@ class Loader:
         self._length = self._find_length()
         self._total = queued.total(original) if self._deal is not None else self._length
         self._divided = False  # the data set divides itself among the ranks
-        self._pass: _Pass | None = None  # the one that is going on
-        self._latest: _Pass | None = None  # in training
+        self._pass: Pass | None = None  # the one that is going on
+        self._latest: Pass | None = None  # in training
         self._resumed: dict[str, Any] | None = None
         self._quiet = False  # the next pass is to draw nothing when it is opened
 
@@ -80,14 +80,14 @@ class Loader:
         training = torch.is_grad_enabled() if self._training is None else self._training
         if not training:
             # It must not disturb the training: neither what comes next there, nor where that is resumed.
-            aside = _Pass(self.epoch)
+            aside = Pass(self.epoch)
             if self._size > 1:
                 aside.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._seed, self.epoch, 1)))
             return self._iterate(aside, self._open(aside), training=False)
         self._take_back_a_glance()
-        now = _Pass(self.epoch + 1)
+        now = Pass(self.epoch + 1)
         if self._resumed is not None:
-            now, self._resumed = _Pass.resume(self._resumed), None
+            now, self._resumed = Pass.resume(self._resumed), None
             self._inner._iterator = None  # processes that persist would go on with what they have
         now.step = self._runtime.step
         self.epoch = now.plan.epoch
@@ -99,7 +99,7 @@ class Loader:
         self._pass = self._latest = now
         return self._iterate(now, inner, training=True)
 
-    def _open(self, now: _Pass) -> Iterator[Any]:
+    def _open(self, now: Pass) -> Iterator[Any]:
         """PyTorch's iterator for a pass."""
         quiet, self._quiet = now.plan.is_resumed or self._quiet, False
         random = RandomState.capture()
@@ -193,7 +193,7 @@ class Loader:
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
 
-    def _iterate(self, now: _Pass, inner: Iterator[Any], *, training: bool) -> Iterator[Any]:
+    def _iterate(self, now: Pass, inner: Iterator[Any], *, training: bool) -> Iterator[Any]:
         runtime = self._runtime
         items = self._read(now, inner)
         levels = runtime.config.size > 1 and runtime.client is None
@@ -201,14 +201,13 @@ class Loader:
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
             now.random = runtime.restore_random()  # whatever was drawn since the resumption
+        given: Counts | None = None  # what is known of the batch that the loop has
+        if training:
+            runtime.begin_loop(self, now.plan.epoch)
         try:
             while True:
                 if training:
-                    runtime.leave_no_trace()
-                    if self._turns is not None:
-                        self._turns.end_step()
-                    if self.before_next is not None:
-                        self.before_next()
+                    self._end_step(given)
                 item = next(items, None)
                 if item is None:
                     break
@@ -216,6 +215,7 @@ class Loader:
                 everywhere = counts.everywhere or counts.here
                 now.add(counts, everywhere)
                 if training:
+                    given = counts
                     self._begin_step(now, counts, everywhere)
                 elif counts.here == 0:
                     continue  # a repeated one
@@ -223,12 +223,12 @@ class Loader:
             if training:
                 if self._turns is not None:
                     self._turns.leave(now.plan.counts, was_left=False)
-                runtime.end_epoch()
+                runtime.end_epoch(self)
                 runtime.weigh(self, None)
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader))
             now.was_left = True
             if training:
-                runtime.leave_loop(self)
+                runtime.leave_loop(self, has_trained=runtime.step > now.step)
                 if self._turns is not None:
                     self._turns.leave(now.plan.counts, was_left=True)
             raise
@@ -236,7 +236,7 @@ class Loader:
             if self._pass is now:
                 self._pass = None
 
-    def _begin_step(self, now: _Pass, counts: Counts, everywhere: int) -> None:
+    def _begin_step(self, now: Pass, counts: Counts, everywhere: int) -> None:
         """A training loop gets a batch."""
         runtime = self._runtime
         if self._turns is not None:
@@ -256,6 +256,16 @@ class Loader:
         if self.weight == 0:
             runtime.undo = buffers.remember(runtime.models)
 
+    def _end_step(self, given: Counts | None) -> None:
+        """A training loop asks for a batch, and is done with the one that it was given."""
+        if given is not None:
+            self._runtime.end_batch(self, given.here)
+        self._runtime.leave_no_trace()
+        if self._turns is not None:
+            self._turns.end_step()
+        if self.before_next is not None:
+            self.before_next()
+
     def _check_same_order(self, first: int) -> None:
         """Raise if a sampler of the script's own yields other indices on other ranks; collective."""
         if self._size > 1:
@@ -267,7 +277,7 @@ class Loader:
                     "all ranks, or let it draw from torch, random or numpy.random"
                 )
 
-    def _read(self, now: _Pass, inner: Iterator[Any]) -> Iterator[Item]:
+    def _read(self, now: Pass, inner: Iterator[Any]) -> Iterator[Item]:
         """This rank's batches and what is known of them."""
         skip = now.batches if now.is_divided else 0
         for item in inner:
@@ -365,36 +375,6 @@ class Loader:
         if generator is not None and self._generator is not None and not kept:
             base = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
             self._generator.manual_seed(base + self._runtime.config.rank)
-
-
-class _Pass:
-    """One pass over the data, and how far it is."""
-
-    def __init__(self, epoch: int) -> None:
-        self.plan = Plan(epoch)
-        self.batches, self.samples, self.taken = 0, 0, 0
-        self.is_divided = False
-        self.step = 0  # of the optimizer, when it began
-        self.was_left = False  # before its end
-        self.origin: dict[str, Any] | None = None  # where it was resumed, and the random numbers then
-        self.random: RandomState | None = None
-
-    @classmethod
-    def resume(cls, state: dict[str, Any]) -> _Pass:
-        """The rest of the pass in which ``Loader.state`` was taken."""
-        self = cls(state["epoch"])
-        self.plan.taken = self.taken = state["taken"]
-        self.plan.start = Start.from_data(state["start"]) if state["start"] is not None else None
-        self.plan.is_resumed = True
-        self.batches, self.samples = state["batches"], state["samples"]
-        self.is_divided, self.origin = state["divided"], state
-        return self
-
-    def add(self, counts: Counts, everywhere: int) -> None:
-        """One more batch has been taken."""
-        self.batches += 1
-        self.samples += everywhere
-        self.taken = counts.taken or self.taken
 
 
 def _keep(item: Any) -> Any:

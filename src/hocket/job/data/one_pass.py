@@ -1,0 +1,38 @@
+"""One pass over the data, and how far it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hocket.job.data.sharding import Counts, Plan, Start
+from hocket.job.randomness import RandomState
+
+
+class Pass:
+    """What a loader knows of it."""
+
+    def __init__(self, epoch: int) -> None:
+        self.plan = Plan(epoch)
+        self.batches, self.samples, self.taken = 0, 0, 0
+        self.is_divided = False
+        self.step = 0  # of the optimizer, when it began
+        self.was_left = False  # before its end
+        self.origin: dict[str, Any] | None = None  # where it was resumed, and the random numbers then
+        self.random: RandomState | None = None
+
+    @classmethod
+    def resume(cls, state: dict[str, Any]) -> Pass:
+        """The rest of the pass in which ``Loader.state`` was taken."""
+        self = cls(state["epoch"])
+        self.plan.taken = self.taken = state["taken"]
+        self.plan.start = Start.from_data(state["start"]) if state["start"] is not None else None
+        self.plan.is_resumed = True
+        self.batches, self.samples = state["batches"], state["samples"]
+        self.is_divided, self.origin = state["divided"], state
+        return self
+
+    def add(self, counts: Counts, everywhere: int) -> None:
+        """One more batch has been taken."""
+        self.batches += 1
+        self.samples += everywhere
+        self.taken = counts.taken or self.taken

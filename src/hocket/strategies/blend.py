@@ -1,0 +1,90 @@
+"""Averages tensors over all ranks in place: parameters, buffers, the state of optimizers."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm import gpu
+from hocket.comm.communicator import Communicator
+from hocket.comm.layout import Layout
+from hocket.transport.gate import Description
+
+_AT_ONCE = 64 << 20  # bytes
+
+
+class Blend:
+    """Averages the same tensors again and again, with buffers of its own.
+
+    Attributes:
+        nbytes: How much each rank has of them.
+    """
+
+    def __init__(self, communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
+        self._communicator, self._tensors = communicator, [tensor.detach() for tensor in tensors]
+        layout = Layout(self._tensors, limits=gpu.limits(communicator, self._tensors))
+        self._averager = gpu.make_averager(communicator, layout)
+        self._slots = {id(slots): layout.views(slots) for slots in self._averager.all_slots}
+        self._results = layout.views(self._averager.results)
+        self._number = zlib.crc32(repr([(t.dtype, list(t.shape)) for t in self._tensors]).encode()) << 1
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+
+    @torch.no_grad()
+    def average(self, what: Description, payload: int = 0, weight: float = 1.0) -> list[int]:
+        """Replace the tensors by their means over all ranks; returns the payloads of all.
+
+        Args:
+            what: Is done, in words.
+            payload: A number for all ranks.
+            weight: By which this rank's tensors are multiplied before; all weights should have the mean 1.
+        """
+        if not self._tensors:
+            return self._communicator.meet(self._number, payload, what)
+        views, scale = self._slots[id(self._averager.slots)], self._averager.scale * weight
+        torch._foreach_copy_(views, self._tensors)
+        if scale != 1:
+            torch._foreach_mul_(views, scale)
+        payloads = self._averager.average(self._number, payload, what)
+        torch._foreach_copy_(self._tensors, self._results)
+        return payloads
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        self._averager.close()
+
+
+@torch.no_grad()
+def average_once(communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
+    """The same, without any memory that stays: many at a time, as few messages as possible."""
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for group in groups.values():
+        while group:
+            nbytes = itertools.accumulate(tensor.nbytes for tensor in group)
+            count = max(1, sum(total <= _AT_ONCE for total in nbytes))
+            flat = torch.cat([tensor.reshape(-1) for tensor in group[:count]])
+            communicator.allreduce(flat, "mean")
+            for tensor, values in zip(group, flat.split([t.numel() for t in group[:count]]), strict=False):
+                tensor.copy_(values.view(tensor.shape))
+            del group[:count]
+
+
+def floating_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Those that have a mean."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+def state_tensors(optimizer: Optimizer | None) -> Iterator[torch.Tensor]:
+    """Those of an optimizer's state that have a mean, in an order that is the same on all ranks."""
+    for group in optimizer.param_groups if optimizer is not None else ():
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
+            for _, value in sorted(state.items()):
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    yield value

@@ -1,0 +1,60 @@
+"""From a choice to a strategy at work."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.errors import StrategyError
+from hocket.server.client import Client
+from hocket.strategies import choices
+from hocket.strategies.base import Strategy
+from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
+from hocket.strategies.choices import Central, Choice, Downpour, LocalSGD, Mirrored, Served
+from hocket.strategies.downpour import DownpourTraining
+from hocket.strategies.local_sgd import LocalSGDTraining
+from hocket.strategies.members import Members
+from hocket.strategies.mirrored import MirroredTraining
+from hocket.strategies.served import ServedTraining, scale_of, terms_of
+
+
+def build(
+    choice: Choice,
+    communicator: Communicator,
+    client: Client | None,
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    members: Members,
+    on_nan: str,
+) -> Strategy:
+    """The strategy that ``choice`` asks for, at work on ``model``; collective."""
+    if isinstance(choice, Mirrored) or (communicator.size == 1 and client is None):
+        return MirroredTraining(communicator, model, optimizer, members, on_nan)
+    if optimizer is None:
+        name = choices.write(choice).partition("(")[0]
+        raise StrategyError(f"strategy {name!r} needs the optimizer: hocket.distribute(model, optimizer, …)")
+    if isinstance(choice, Central):
+        return _central(choice, communicator)(communicator, model, optimizer, members, on_nan)
+    if isinstance(choice, LocalSGD):
+        return LocalSGDTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, Served):
+        assert client is not None
+        return _served(choice, client, model, optimizer, members, on_nan)
+    raise StrategyError(f"strategy {choices.write(choice)!r} is not there yet")
+
+
+def _central(choice: Central, communicator: Communicator) -> type[CentralTraining]:
+    if not choice.fused:
+        return CentralAveraged
+    return CentralFused if communicator.on_host is communicator else CentralSealed
+
+
+def _served(
+    choice: Served, client: Client, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
+) -> ServedTraining:
+    terms = terms_of(choice)
+    if isinstance(choice, Downpour):
+        return DownpourTraining(client, model, optimizer, members, choice, terms, on_nan)
+    scale = scale_of(choice, client.workers)
+    return ServedTraining(client, model, optimizer, members, choice, terms, scale, on_nan)

@@ -1,0 +1,182 @@
+"""The strategies in which every worker takes steps of its own on a replica of its own, as a user writes them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+
+def check_period(period: int) -> None:
+    """Raise a ValueError if it is none."""
+    if period < 1:
+        raise ValueError(f"period={period}: must be 1 or more batches, for example period=16")
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Every worker takes its own steps, and parameters are averaged every ``period`` batches (Stich 2019).
+
+    Attributes:
+        period: Batches between two averages.
+        growth: By which the period is multiplied every ``every`` batches, up to ``most``.
+        every: See ``growth``.
+        most: See ``growth``; None is without bound.
+        after: Average gradients in every step until then (post-local SGD, Lin et al. 2020): a number of batches,
+            ``"epoch 3"`` (the third one is the first with local steps) or ``"decay"``, the first fall of a learning
+            rate.
+        optimizer_state: Average the optimizer's state (momenta), too.
+        time: Seconds that a round lasts, instead of a number of batches; averages are weighted by samples.
+    """
+
+    period: int = 16
+    growth: float = 1.0
+    every: int = 1000
+    most: int | None = None
+    after: int | str | None = None
+    optimizer_state: bool = False
+    time: float | None = None
+
+    def check(self) -> None:
+        """Raise a ValueError, with the remedy, if a value makes no sense."""
+        check_period(self.period)
+        if not 1 <= self.growth < math.inf:
+            raise ValueError(f"growth={self.growth}: must be 1 or more, for example growth=2.0")
+        if self.every < 1:
+            raise ValueError(f"every={self.every}: must be 1 or more batches, for example every=1000")
+        if self.most is not None and self.most < self.period:
+            raise ValueError(f"most={self.most}: must be at least the period, {self.period}")
+        if isinstance(self.after, int) and self.after < 0:
+            raise ValueError(f"after={self.after}: must be a number of batches, 0 or more")
+        if isinstance(self.after, str) and self.after != "decay" and not re.fullmatch(r"epoch [1-9]\d*", self.after):
+            raise ValueError(f"after={self.after!r}: write a number of batches, 'epoch 3' or 'decay'")
+        if self.time is not None:
+            if not 0 < self.time < math.inf:
+                raise ValueError(f"time={self.time}: must be more than 0 seconds, for example time=2.0")
+            if self.period != 16 or self.growth != 1 or self.after is not None:
+                raise ValueError("time= says how long a round is: leave out period, growth and after")
+
+
+@dataclass(frozen=True)
+class DiLoCo:
+    """Local steps, and an outer Nesterov optimizer on the averaged displacement (Douillard et al. 2023).
+
+    Attributes:
+        period: Batches between two outer steps.
+        outer_lr: Of the outer optimizer.
+        outer_momentum: Likewise.
+        fragments: In how many parts the parameters are exchanged, each at its own time while local steps go on
+            (streaming DiLoCo, Douillard et al. 2025).
+    """
+
+    period: int = 100
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    fragments: int = 1
+
+    def check(self) -> None:
+        """Raise a ValueError, with the remedy, if a value makes no sense."""
+        check_period(self.period)
+        if not 0 < self.outer_lr < math.inf:
+            raise ValueError(f"outer_lr={self.outer_lr}: must be more than 0, for example outer_lr=0.7")
+        if not 0 <= self.outer_momentum < 1:
+            raise ValueError(f"outer_momentum={self.outer_momentum}: must be from 0 to below 1, for example 0.9")
+        if not 1 <= self.fragments <= self.period:
+            raise ValueError(f"fragments={self.fragments}: must be from 1 to the period, {self.period}")
+
+
+@dataclass(frozen=True)
+class EASGD:
+    """An elastic pull between every worker and a centre (Zhang et al. 2015); with ``--servers 1`` asynchronous.
+
+    Attributes:
+        period: Batches between two pulls.
+        alpha: How much of the difference a pull takes away; None is 0.9 / workers, as in the paper.
+        momentum: Nesterov momentum of the workers' own SGD (EAMSGD).
+    """
+
+    period: int = 10
+    alpha: float | None = None
+    momentum: float = 0.0
+
+    def check(self) -> None:
+        """Raise a ValueError, with the remedy, if a value makes no sense."""
+        check_period(self.period)
+        if self.alpha is not None and not 0 <= self.alpha < 1:
+            raise ValueError(f"alpha={self.alpha}: must be from 0 to below 1, for example alpha=0.1")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum}: must be from 0 to below 1, for example momentum=0.9")
+
+
+@dataclass(frozen=True)
+class Gossip:
+    """Parameters are averaged with those of neighbours only.
+
+    Attributes:
+        topology: Who is a neighbour: ``ring``, ``torus``, ``exponential``, ``complete``, or ``pairs`` drawn anew in
+            every round.
+        order: ``adapt_then_combine`` mixes after the step; ``adapt_while_combine`` mixes the parameters from before it
+            while gradients are computed (D-PSGD, Lian et al. 2017).
+        push_sum: Send to successors in a directed graph that changes from round to round (Assran et al. 2019).
+        asynchronous: Average with one neighbour at a time, drawn at random, and wait for nobody (AD-PSGD, Lian et al.
+            2018).
+        period: Batches between two exchanges.
+        seed: Of the pairs that are drawn.
+    """
+
+    topology: str = "ring"
+    order: str = "adapt_then_combine"
+    push_sum: bool = False
+    asynchronous: bool = False
+    period: int = 1
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise a ValueError, with the remedy, if a value makes no sense."""
+        check_period(self.period)
+        if self.topology not in TOPOLOGIES:
+            raise ValueError(f"topology={self.topology!r}: the choices are {', '.join(TOPOLOGIES)}")
+        if self.order not in ORDERS:
+            raise ValueError(f"order={self.order!r}: the choices are {', '.join(ORDERS)}")
+        if self.push_sum and self.asynchronous:
+            raise ValueError("push_sum and asynchronous exclude each other: choose one")
+        if self.order != ORDERS[0] and (self.push_sum or self.asynchronous):
+            raise ValueError(f"order={self.order!r} is for synchronous gossip: leave it out")
+        if self.push_sum and self.topology == "pairs":
+            raise ValueError("push_sum needs a directed graph: use topology='exponential' or 'ring'")
+
+    def check_workers(self, workers: int) -> None:
+        """Raise a ValueError if the topology does not fit so many workers."""
+        if self.topology == "torus" and workers > 1 and rows_of_torus(workers) < 2:
+            raise ValueError(
+                f"topology='torus' needs a number of workers that is a product of two, such as 4, 6, 8 or 9, and the "
+                f"job has {workers}: use topology='ring' or 'exponential'"
+            )
+
+
+TOPOLOGIES = ("ring", "torus", "exponential", "complete", "pairs")
+ORDERS = ("adapt_then_combine", "adapt_while_combine")
+
+
+def rows_of_torus(workers: int) -> int:
+    """The sides of a torus are as alike as possible; this is the shorter one, 1 if there is none."""
+    return max(rows for rows in range(1, math.isqrt(workers) + 1) if workers % rows == 0)
+
+
+@dataclass(frozen=True)
+class Hogwild:
+    """Processes of one host update one copy of the parameters in shared memory, without locks (Niu et al. 2011).
+
+    Attributes:
+        locked: One update at a time, for comparison.
+        round_robin: Workers update in turns, so that every gradient is as many updates late as there are other workers
+            (Langford et al. 2009), for comparison.
+    """
+
+    locked: bool = False
+    round_robin: bool = False
+
+    def check(self) -> None:
+        """Raise a ValueError, with the remedy, if a value makes no sense."""
+        if self.locked and self.round_robin:
+            raise ValueError("locked and round_robin exclude each other: choose one")

@@ -1,0 +1,124 @@
+"""How a choice is written: ``name(key=value, …)``, several of them one after the other with ``->``."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import types
+import typing
+
+from hocket.errors import StrategyError
+from hocket.strategies.choices.replicas import EASGD, DiLoCo, Gossip, Hogwild, LocalSGD
+from hocket.strategies.choices.served import BSP, PS, SSP, Asynchronous, Downpour, Served, Softsync
+from hocket.strategies.choices.synchronous import DMB, Central, FullBatch, Mirrored
+
+Choice = Mirrored | Central | DMB | FullBatch | LocalSGD | DiLoCo | EASGD | Gossip | Hogwild | Served
+
+TABLE: dict[str, type[Choice]] = {
+    "mirrored": Mirrored,
+    "central": Central,
+    "dmb": DMB,
+    "full_batch": FullBatch,
+    "local_sgd": LocalSGD,
+    "diloco": DiLoCo,
+    "easgd": EASGD,
+    "gossip": Gossip,
+    "hogwild": Hogwild,
+    "ps": PS,
+    "bsp": BSP,
+    "ssp": SSP,
+    "asynchronous": Asynchronous,
+    "softsync": Softsync,
+    "downpour": Downpour,
+}
+
+
+def parse(text: str) -> Choice:
+    """Read ``name`` or ``name(key=value, …)``; values are literals and nothing is evaluated."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise StrategyError(f"cannot read strategy {text!r}: write name or name(key=value, …), {_known()}") from None
+    call = node if isinstance(node, ast.Call) else None
+    name = call.func if call else node
+    if not isinstance(name, ast.Name):
+        raise StrategyError(f"cannot read strategy {text!r}: write name or name(key=value, …), {_known()}")
+    if name.id not in TABLE:
+        raise StrategyError(f"unknown strategy {name.id!r}: {_known()}")
+    kind = TABLE[name.id]
+    options: dict[str, object] = {}
+    for key, node in _arguments(text, call, kind):
+        try:
+            options[key] = ast.literal_eval(node)
+        except ValueError:
+            raise StrategyError(
+                f"strategy {name.id!r}: the value of {key!r} is no literal: write for example {key}=True or {key}=0.5"
+            ) from None
+    return _build(name.id, kind, options)
+
+
+def _arguments(text: str, call: ast.Call | None, kind: type[Choice]) -> list[tuple[str, ast.expr]]:
+    """Options by name; the strategy's own first number may be given without: ``softsync(4)``."""
+    if call is None:
+        return []
+    found: list[tuple[str, ast.expr]] = []
+    own = [name for name in vars(kind).get("__annotations__", {}) if bool not in _types(kind, name)]
+    if len(call.args) > min(1, len(own)):
+        raise StrategyError(f"cannot read strategy {text!r}: write name or name(key=value, …), {_known()}")
+    found += zip(own, call.args, strict=False)
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise StrategyError(f"cannot read strategy {text!r}: ** is not possible, write key=value")
+        found.append((keyword.arg, keyword.value))
+    return found
+
+
+def write(choice: Choice) -> str:
+    """The text from which ``parse`` makes ``choice``; options at their defaults are left out."""
+    name = next(name for name, kind in TABLE.items() if type(choice) is kind)
+    options = [
+        f"{field.name}={getattr(choice, field.name)!r}"
+        for field in dataclasses.fields(choice)
+        if getattr(choice, field.name) != field.default
+    ]
+    return f"{name}({', '.join(options)})" if options else name
+
+
+def _build(name: str, kind: type[Choice], options: dict[str, object]) -> Choice:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key, value in options.items():
+        if key not in fields:
+            takes = f"it takes {', '.join(fields)}" if fields else "it takes no options"
+            raise StrategyError(f"strategy {name!r} has no option {key!r}: {takes}")
+        allowed = _types(kind, key)
+        if float in allowed and type(value) is int:
+            options[key] = float(value)
+        elif type(value) not in allowed:
+            words = " or ".join("None" if each is types.NoneType else f"a {each.__name__}" for each in allowed)
+            example = fields[key].default if fields[key].default is not None else _EXAMPLES[allowed[0]]
+            raise StrategyError(f"strategy {name!r}: {key}={value!r} must be {words}, for example {key}={example!r}")
+    choice = kind(**options)  # type: ignore[arg-type]
+    try:
+        check = getattr(choice, "check", None)
+        if check is not None:
+            check()
+    except ValueError as error:
+        raise StrategyError(f"strategy {name!r}: {error}") from None
+    return choice
+
+
+_EXAMPLES: dict[type, object] = {float: 1.0, int: 3, str: "text"}
+
+
+def _types(kind: type[Choice], key: str) -> tuple[type, ...]:
+    hint = typing.get_type_hints(kind)[key]
+    return typing.get_args(hint) or (hint,)
+
+
+def _known() -> str:
+    def signature(name: str, kind: type[Choice]) -> str:
+        own = vars(kind).get("__annotations__", {})
+        options = ", ".join(f"{f.name}={f.default!r}" for f in dataclasses.fields(kind) if f.name in own)
+        return f"{name}({options})" if options else name
+
+    return "the choices are " + ", ".join(signature(*item) for item in TABLE.items())

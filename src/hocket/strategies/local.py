@@ -1,0 +1,124 @@
+"""What strategies with a replica of its own for every worker have in common: local steps, and rounds of batches."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.strategies.base import Strategy, wrap
+from hocket.strategies.blend import average_once, floating_buffers, state_tensors
+from hocket.strategies.collector import Collector
+from hocket.strategies.exchange import Judgement, check_exchanged
+from hocket.strategies.members import Members
+from hocket.strategies.model_hooks import ModelHooks
+from hocket.updates.update import Step
+
+
+class LocalTraining(Strategy):
+    """The script's optimizer runs as it is, on this worker's own gradients; ``_exchange`` ends a batch.
+
+    ``state_dict()`` on a rank is that rank's own. When a training loop ends or is left, ``settle`` makes all equal.
+
+    Attributes:
+        batches: How many there have been.
+    """
+
+    def __init__(
+        self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
+    ) -> None:
+        self._communicator, self._model, self._optimizer, self._members = communicator, model, optimizer, members
+        self.steps = self.batches = 0
+        self._is_settled = True
+        self._judgement = Judgement(members.names, on_nan)
+        self.collector = Collector(
+            members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
+        )
+        ModelHooks(model, self.collector)
+        if optimizer is not None:
+            wrap(optimizer, self._step, self.collector)
+
+    @property
+    def skipped(self) -> int:
+        return self._judgement.skipped
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "batches": self.batches}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self.batches = state.get("batches", self.steps)
+        self._is_settled = True
+
+    def end_batch(self, samples: int = 1) -> None:
+        self.batches += 1
+        self._is_settled = False
+        begin = time.perf_counter()
+        self._exchange(samples)
+        self.exchanging += time.perf_counter() - begin
+
+    def settle(self) -> None:
+        if not self._is_settled:
+            begin = time.perf_counter()
+            self._make_equal()
+            self._is_settled = True
+            self.exchanging += time.perf_counter() - begin
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """The means of parameters, buffers and optimizer state."""
+        tensors = [*self._tensors(), *state_tensors(self._optimizer)]
+        own = [tensor.detach().clone() for tensor in tensors]
+        average_once(self._communicator, tensors)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_([tensor.detach() for tensor in tensors], own)
+
+    def rest(self) -> None:
+        super().rest()
+        average_once(self._communicator, list(state_tensors(self._optimizer)))
+
+    @abstractmethod
+    def _exchange(self, samples: int) -> None:
+        """A batch is done: exchange what is to be exchanged now."""
+
+    @abstractmethod
+    def _make_equal(self) -> None:
+        """Let all ranks have the same model; collective."""
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """What is averaged: parameters, and floating-point buffers."""
+        return [*self._members.parameters, *floating_buffers(self._model)]
+
+    def _end_pass(self) -> None:
+        """A backward pass is over."""
+        self._members.check_homes()
+        nonfinite = self.collector.nonfinite
+        self._judgement.record({} if nonfinite is None else {self._communicator.rank: nonfinite})
+
+    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        optimizer = self._optimizer
+        assert optimizer is not None
+        self._members.check_groups(optimizer)
+        result = None
+        if closure is not None:
+            result = original(closure, **options)
+        elif self._may_step(optimizer):
+            result = original(**options)
+        self.steps += 1
+        if self.counts_steps:
+            self.end_batch()
+        return result
+
+    def _may_step(self, optimizer: Optimizer) -> bool:
+        check_exchanged(self.collector)
+        return self._judgement.allows_step(optimizer)

@@ -1,0 +1,77 @@
+"""``local_sgd``: every worker takes steps of its own, and parameters are averaged at the end of each round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.strategies.blend import Blend, state_tensors
+from hocket.strategies.choices import LocalSGD
+from hocket.strategies.local import LocalTraining
+from hocket.strategies.members import Members
+
+
+class LocalSGDTraining(LocalTraining):
+    """Rounds of so many batches."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        members: Members,
+        choice: LocalSGD,
+        on_nan: str,
+    ) -> None:
+        super().__init__(communicator, model, optimizer, members, on_nan)
+        self._choice = choice
+        self._in_round = self.rounds = 0
+        self._blend = Blend(communicator, self._tensors())
+        self._state_blend: tuple[list[int], Blend] | None = None
+
+    @property
+    def period(self) -> int:
+        """Of the round that is going on."""
+        choice = self._choice
+        grown = choice.period * choice.growth ** ((self.batches - self._in_round) // choice.every)
+        return int(min(grown, choice.most if choice.most is not None else grown))
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "in round": self._in_round, "rounds": self.rounds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._in_round, self.rounds = state.get("in round", 0), state.get("rounds", 0)
+
+    def rise(self) -> None:
+        super().rise()
+        self._in_round = 0
+
+    def _exchange(self, samples: int) -> None:
+        period = self.period
+        self._in_round += 1
+        if self._in_round >= period:
+            self._make_equal()
+            self._is_settled = True
+
+    def _make_equal(self) -> None:
+        self._in_round = 0
+        self.rounds += 1
+        self._blend.average(self._describe)
+        if self._choice.optimizer_state:
+            self._average_state()
+
+    def _describe(self) -> str:
+        return f"the average of parameters after {self.batches} batches"
+
+    def _average_state(self) -> None:
+        tensors = list(state_tensors(self._optimizer))
+        known = [id(tensor) for tensor in tensors]
+        if self._state_blend is None or self._state_blend[0] != known:
+            if self._state_blend is not None:
+                self._state_blend[1].close()
+            self._state_blend = known, Blend(self._communicator, tensors)
+        self._state_blend[1].average(f"the average of the optimizer's state after {self.batches} batches")
