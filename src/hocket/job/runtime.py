@@ -61,6 +61,8 @@ class Runtime:
         self.metrics: dict[str, float] = {}
         self.weight = 1.0
         self.sink: Sink = sink or NoSink()
+        self._agreed: int | None = None
+        self.own, self.pace = 0, 0.0  # batches of the loop that goes on: of this worker, and of all on the average
         self.has_failed = False  # an exception ends the script
         self._loops: list[int] = []  # training loops that go on
         self._weights: dict[int, float] = {}
@@ -87,6 +89,25 @@ class Runtime:
         """Steps that the optimizer has taken (the busiest one, if there are several)."""
         return max((counter.steps for counter in self.counters), default=self.batches)
 
+    @property
+    def common_step(self) -> int:
+        """The same on all ranks: where these advance unevenly, what they agreed on at the end of the last round."""
+        return self.step if self._agreed is None else self._agreed // self.config.size
+
+    def restart(self, step: int) -> None:
+        """Go on from a checkpoint of that step."""
+        if self.client is None and any(strategy.is_uneven for strategy in self.strategies):
+            self._agreed = step * self.config.size
+
+    def agree(self, batches: int, samples: int) -> None:
+        """All ranks together have had so many batches more, and the others so many samples."""
+        self._agreed = (self._agreed or 0) + batches
+        self.samples += samples
+
+    def follow(self, pace: float) -> None:
+        """Workers advance unevenly: so many batches there were for each, on the average, in the loop that goes on."""
+        self.own, self.pace = self.own + 1, pace
+
     def wake(self) -> list[Strategy]:
         """All strategies, those that were not needed so far included."""
         while self.idle:
@@ -107,14 +128,16 @@ class Runtime:
             self._weights[id(loader)] = weight
         self.set_weight(sum(self._weights.values()) / len(self._weights) if self._weights else 1.0)
 
-    def leave_loop(self, loader: object, *, has_trained: bool) -> None:
+    def leave_loop(self, loader: object, samples: int | None) -> None:
         """A training loop was left before its end; what its last batch counts holds until the next one comes.
 
         Args:
             loader: Of the loop.
-            has_trained: Whether there were steps; else it was a glance at the data.
+            samples: In its last batch here, or None if there was no step, only a glance at the data.
         """
-        self._end_loop(loader, settles=has_trained)
+        if samples is not None and not self.has_failed:
+            self.end_batch(loader, samples)
+        self._end_loop(loader, settles=samples is not None)
         self._left.append(id(loader))
         if self.step > self._step_of_batch:
             self.leave_no_trace()
@@ -161,6 +184,7 @@ class Runtime:
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
         self._loops.append(id(loader))
+        self.own, self.pace = 0, 0.0
         for strategy in self.strategies:
             strategy.counts_steps = False
             if self._loops[0] == id(loader):

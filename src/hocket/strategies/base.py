@@ -45,6 +45,9 @@ class Strategy(ABC):
         """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
         self.steps = state["steps"]
 
+    is_uneven: bool = False
+    """Whether workers may be at different batches."""
+
     counts_steps: bool = True
     """Whether the script has no training loop over a loader of ours, so that its steps stand for batches."""
 

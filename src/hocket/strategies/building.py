@@ -17,6 +17,7 @@ from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
 from hocket.strategies.served import ServedTraining, scale_of, terms_of
+from hocket.strategies.timed import TimedLocalSGD
 
 
 def build(
@@ -36,6 +37,8 @@ def build(
         raise StrategyError(f"strategy {name!r} needs the optimizer: hocket.distribute(model, optimizer, …)")
     if isinstance(choice, Central):
         return _central(choice, communicator)(communicator, model, optimizer, members, on_nan)
+    if isinstance(choice, LocalSGD) and choice.time is not None:
+        return TimedLocalSGD(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, LocalSGD):
         return LocalSGDTraining(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
