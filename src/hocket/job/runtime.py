@@ -26,6 +26,7 @@ from hocket.errors import CheckpointError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage, Traffic
 from hocket.job import buffers, devices, rendezvous
 from hocket.job.randomness import RandomState
+from hocket.job.schedules import Following
 from hocket.server.client import Client
 from hocket.server.communicator import ServedCommunicator
 from hocket.strategies.base import Strategy
@@ -64,6 +65,7 @@ class Runtime:
         self._agreed: int | None = None
         self.own, self.pace = 0, 0.0  # batches of the loop that goes on: of this worker, and of all on the average
         self.has_failed = False  # an exception ends the script
+        self._following: Following | None = None
         self._loops: list[int] = []  # training loops that go on
         self._weights: dict[int, float] = {}
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
@@ -185,6 +187,8 @@ class Runtime:
         """A training loop begins."""
         self._loops.append(id(loader))
         self.own, self.pace = 0, 0.0
+        if self._following is None and any(strategy.is_uneven for strategy in self.strategies):
+            self._following = Following(self, [counter.optimizer for counter in self.counters])
         for strategy in self.strategies:
             strategy.counts_steps = False
             if self._loops[0] == id(loader):
@@ -204,6 +208,9 @@ class Runtime:
     def _end_loop(self, loader: object, *, settles: bool) -> None:
         if id(loader) in self._loops:
             self._loops.remove(id(loader))
+        if self._following is not None and not self._loops:
+            self._following.end()
+            self._following = None
         for strategy in self.strategies:
             strategy.counts_steps = not self._loops
             if settles and not self.has_failed:
@@ -267,7 +274,7 @@ class StepCounter:
     """Counts the steps of one optimizer, those that are skipped left out."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.steps = 0
+        self.optimizer, self.steps = optimizer, 0
         optimizer.register_step_post_hook(self._count)
 
     def _count(self, *_: object) -> None:
