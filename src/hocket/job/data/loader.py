@@ -228,7 +228,10 @@ class Loader:
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader))
             now.was_left = True
             if training:
-                runtime.leave_loop(self, has_trained=runtime.step > now.step)
+                has_trained = runtime.step > now.step
+                if has_trained and given is not None:
+                    runtime.end_batch(self, given.here)
+                runtime.leave_loop(self, has_trained=has_trained)
                 if self._turns is not None:
                     self._turns.leave(now.plan.counts, was_left=True)
             raise
