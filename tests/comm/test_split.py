@@ -1,4 +1,4 @@
-"""Averages in two halves: several are under way at once, beside other collectives, and give what they would give alone."""
+"""Averages in two halves: several may be under way at once, beside other collectives."""
 
 import os
 import signal

@@ -51,7 +51,6 @@ class SharedBuffer:
         self._transport.meet(number + 1, 0, what)
         return payloads
 
-
     def reduce(self) -> None:
         """Average this rank's slice of all slots."""
         for out, parts in self._slices:

@@ -1,7 +1,7 @@
 """Averages over shared memory in two halves, between which nobody waits: ranks may be batches apart meanwhile.
 
-Each rank writes its slot and says so; whoever finds, now or later, that all have, averages its own slice of them into the
-one shared result, and says that; when all have said that, too, everyone takes the result.
+Each rank writes its slot and says so; whoever finds, now or later, that all have, averages its own slice of them into
+the one shared result, and says that; when all have said that, too, everyone takes the result.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class SplitAverager(Averager):
         found = self._tables[self._count & 1].tolist()
         if len(set(found[::2])) > 1:
             raise MismatchError(
-                f"the ranks do not do the same: rank {self._transport.rank} does {say(self._what)}, and others something "
-                "else. All ranks must make the same calls in the same order, and have as many batches"
+                f"the ranks do not do the same: rank {self._transport.rank} does {say(self._what)}, and others do "
+                "something else. All ranks must make the same calls in the same order, and have as many batches"
             )
         for private, shared in zip(self.results, self._buffer.results, strict=True):
             private.copy_(shared)

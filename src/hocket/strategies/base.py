@@ -32,6 +32,9 @@ class Strategy(ABC):
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
 
+    sent: int = 0
+    """Bytes of gradients or parameters that this worker has handed to exchanges so far."""
+
     @property
     def skipped(self) -> int:
         """Steps that were left out because a gradient was not finite."""

@@ -13,7 +13,8 @@ from hocket.server.client import Client
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import Central, Choice, Downpour, LocalSGD, Mirrored, Served, Switch
+from hocket.strategies.choices import Central, Choice, DiLoCo, Downpour, LocalSGD, Mirrored, Served, Switch
+from hocket.strategies.diloco import DiLoCoTraining
 from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
@@ -49,6 +50,8 @@ def build(
         return TimedLocalSGD(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, LocalSGD):
         return LocalSGDTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, DiLoCo):
+        return DiLoCoTraining(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)

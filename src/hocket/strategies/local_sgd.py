@@ -60,6 +60,7 @@ class LocalSGDTraining(LocalTraining):
         self._in_round = 0
         self.rounds += 1
         self._blend.average(self._describe)
+        self.sent += self._blend.nbytes
         if self._choice.optimizer_state:
             self._average_state()
 
