@@ -95,7 +95,7 @@ def _train_together(
     config = runtime.config
     chosen = config.strategy or strategy or configuration.SETTINGS["strategy"].default
     choice = choices.parse(chosen) if isinstance(chosen, str) else chosen
-    if not isinstance(choice, tuple(choices.TABLE.values())):
+    if not isinstance(choice, Choice):
         raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
     choice = choices.parse(choices.write(choice))  # with a look at every value
     told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)

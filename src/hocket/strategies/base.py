@@ -32,6 +32,9 @@ class Strategy(ABC):
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
 
+    sent: int = 0
+    """Bytes of gradients or parameters that this worker has handed to exchanges so far."""
+
     @property
     def skipped(self) -> int:
         """Steps that were left out because a gradient was not finite."""
@@ -44,6 +47,9 @@ class Strategy(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
         self.steps = state["steps"]
+
+    is_uneven: bool = False
+    """Whether workers may be at different batches."""
 
     counts_steps: bool = True
     """Whether the script has no training loop over a loader of ours, so that its steps stand for batches."""
