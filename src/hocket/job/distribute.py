@@ -26,7 +26,7 @@ from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
-from hocket.strategies.choices import Choice, Served
+from hocket.strategies.choices import Choice, Gossip, Served
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
 from hocket.strategies.served import ServedTraining
@@ -130,7 +130,7 @@ def _train_together(
         _check_same(runtime.communicator, members)
         if optimizer is not None:
             _check_same_optimizer(runtime.communicator, optimizer)
-        _start_equal(runtime.communicator, model, members if runtime.client is None else None)
+        _start_equal(runtime.communicator, model, None if isinstance(choice, Served) else members)
         if members.parameters:
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
@@ -171,8 +171,8 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module) -> d
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
-        "communication": communicator.way,
-        "survives loss": isinstance(choice, Served),
+        "communication": "from worker to worker" if isinstance(choice, Gossip) else communicator.way,
+        "survives loss": isinstance(choice, Served | Gossip),
     }
 
 

@@ -13,9 +13,11 @@ from hocket.server.client import Client
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import Central, Choice, DiLoCo, Downpour, LocalSGD, Mirrored, Served, Switch
+from hocket.strategies.choices import Central, Choice, DiLoCo, Downpour, Gossip, LocalSGD, Mirrored, Served, Switch
 from hocket.strategies.diloco import DiLoCoTraining
 from hocket.strategies.downpour import DownpourTraining
+from hocket.strategies.gossip_pairs import PairedTraining
+from hocket.strategies.gossip_rounds import MixedTraining, PushSumTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -52,6 +54,10 @@ def build(
         return LocalSGDTraining(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, DiLoCo):
         return DiLoCoTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, Gossip):
+        assert client is not None
+        gossip = PairedTraining if choice.asynchronous else PushSumTraining if choice.push_sum else MixedTraining
+        return gossip(communicator, client, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)
