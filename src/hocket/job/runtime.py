@@ -213,7 +213,9 @@ class Runtime:
             self._following = None
         for strategy in self.strategies:
             strategy.counts_steps = not self._loops
-            if settles and not self.has_failed:
+            if not settles:
+                strategy.glance()
+            elif not self.has_failed:
                 strategy.settle()
 
     def end_epoch(self, loader: object) -> None:
