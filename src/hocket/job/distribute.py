@@ -26,7 +26,7 @@ from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
-from hocket.strategies.choices import Choice, Served
+from hocket.strategies.choices import Choice, Hogwild, Served
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
 from hocket.strategies.served import ServedTraining
@@ -172,7 +172,7 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module) -> d
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
         "communication": communicator.way,
-        "survives loss": isinstance(choice, Served),
+        "survives loss": isinstance(choice, Served | Hogwild),
     }
 
 

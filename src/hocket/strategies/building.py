@@ -11,8 +11,9 @@ from hocket.server.client import Client
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import Central, Choice, Downpour, LocalSGD, Mirrored, Served
+from hocket.strategies.choices import Central, Choice, Downpour, Hogwild, LocalSGD, Mirrored, Served
 from hocket.strategies.downpour import DownpourTraining
+from hocket.strategies.hogwild import HogwildTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -38,6 +39,9 @@ def build(
         return _central(choice, communicator)(communicator, model, optimizer, members, on_nan)
     if isinstance(choice, LocalSGD):
         return LocalSGDTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, Hogwild):
+        assert client is not None
+        return HogwildTraining(client, communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)

@@ -41,7 +41,7 @@ class LocalTraining(Strategy):
         self.collector = Collector(
             members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
         )
-        ModelHooks(model, self.collector)
+        self._hooks = ModelHooks(model, self.collector)
         if optimizer is not None:
             wrap(optimizer, self._step, self.collector)
 

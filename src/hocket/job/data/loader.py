@@ -228,9 +228,9 @@ class Loader:
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader))
             now.was_left = True
             if training:
-                runtime.leave_loop(self, has_trained=runtime.step > now.step)
-                if self._turns is not None:
+                if self._turns is not None:  # before others are waited for, who may wait for what this one holds
                     self._turns.leave(now.plan.counts, was_left=True)
+                runtime.leave_loop(self, has_trained=runtime.step > now.step)
             raise
         finally:
             if self._pass is now:
