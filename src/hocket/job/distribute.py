@@ -26,7 +26,7 @@ from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
-from hocket.strategies.choices import EASGD, Choice, Served
+from hocket.strategies.choices import Choice
 from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -173,7 +173,7 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module, serv
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
         "communication": communicator.way,
-        "survives loss": isinstance(choice, Served) or (isinstance(choice, EASGD) and servers > 0),
+        "survives loss": choices.survives_loss(choice, servers),
     }
 
 

@@ -130,16 +130,14 @@ class Runtime:
             self._weights[id(loader)] = weight
         self.set_weight(sum(self._weights.values()) / len(self._weights) if self._weights else 1.0)
 
-    def leave_loop(self, loader: object, samples: int | None) -> None:
+    def leave_loop(self, loader: object, *, has_trained: bool) -> None:
         """A training loop was left before its end; what its last batch counts holds until the next one comes.
 
         Args:
             loader: Of the loop.
-            samples: In its last batch here, or None if there was no step, only a glance at the data.
+            has_trained: Whether there were steps; else it was a glance at the data.
         """
-        if samples is not None and not self.has_failed:
-            self.end_batch(loader, samples)
-        self._end_loop(loader, settles=samples is not None)
+        self._end_loop(loader, settles=has_trained)
         self._left.append(id(loader))
         if self.step > self._step_of_batch:
             self.leave_no_trace()
@@ -201,7 +199,7 @@ class Runtime:
             loader: Of the loop.
             samples: That this worker had in it.
         """
-        if self._loops and self._loops[0] == id(loader):
+        if self._loops and self._loops[0] == id(loader) and not self.has_failed:
             for strategy in self.strategies:
                 strategy.end_batch(samples)
 

@@ -23,6 +23,9 @@ class Strategy(ABC):
     survives_loss: ClassVar[bool] = False
     """Whether the others go on when a worker is lost; if not, the job ends."""
 
+    leases: ClassVar[bool] = False
+    """Whether a worker may take several batches of the shared queue at once: nobody waits for their gradients."""
+
     collector: Collector
     """Where gradients arrive."""
 

@@ -13,11 +13,23 @@ from hocket.server.client import Client
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import EASGD, Central, Choice, DiLoCo, Downpour, LocalSGD, Mirrored, Served, Switch
+from hocket.strategies.choices import (
+    EASGD,
+    Central,
+    Choice,
+    DiLoCo,
+    Downpour,
+    Hogwild,
+    LocalSGD,
+    Mirrored,
+    Served,
+    Switch,
+)
 from hocket.strategies.diloco import DiLoCoTraining
 from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.easgd import EASGDTraining
 from hocket.strategies.easgd_served import ServedEASGDTraining
+from hocket.strategies.hogwild import HogwildTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -58,6 +70,9 @@ def build(
         if client is not None:
             return ServedEASGDTraining(communicator, client, model, optimizer, members, choice, on_nan)
         return EASGDTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, Hogwild):
+        assert client is not None
+        return HogwildTraining(client, communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)
