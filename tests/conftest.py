@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,6 +23,7 @@ from hocket.rig.rig import down
 SESSION = secrets.token_hex(8)
 os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a test starts
 RIGS = f"t{SESSION[:6]}-"  # with which the names of all rigs of this session begin
+torch.set_num_threads(1)  # here; more of them would wait for each other while workers need the cores
 MARK = f"HOCKET_TEST_SESSION={SESSION}".encode()
 
 
