@@ -13,7 +13,8 @@ from hocket.server.client import Client
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import Central, Choice, Downpour, LocalSGD, Mirrored, Served, Switch
+from hocket.strategies.choices import DMB, Central, Choice, Downpour, LocalSGD, Mirrored, Served, Switch
+from hocket.strategies.dmb import DelayedTraining
 from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
@@ -32,7 +33,8 @@ def build(
     on_nan: str,
 ) -> Strategy:
     """The strategy that ``choice`` asks for, at work on ``model``; collective."""
-    if isinstance(choice, Mirrored) or (communicator.size == 1 and client is None):
+    alone = communicator.size == 1 and client is None and not isinstance(choice, DMB)  # which differs even then
+    if isinstance(choice, Mirrored) or alone:
         return MirroredTraining(communicator, model, optimizer, members, on_nan)
     if optimizer is None:
         name = choices.write(choice).partition("(")[0]
@@ -46,6 +48,8 @@ def build(
         return _central(choice, communicator)(communicator, model, optimizer, members, on_nan)
     if isinstance(choice, LocalSGD):
         return LocalSGDTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, DMB):
+        return DelayedTraining(communicator, model, optimizer, members, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)
