@@ -13,9 +13,10 @@ from hocket.server.client import Client
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import DMB, Central, Choice, Downpour, LocalSGD, Mirrored, Served, Switch
+from hocket.strategies.choices import DMB, Central, Choice, Downpour, FullBatch, LocalSGD, Mirrored, Served, Switch
 from hocket.strategies.dmb import DelayedTraining
 from hocket.strategies.downpour import DownpourTraining
+from hocket.strategies.full_batch import FullBatchTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -50,6 +51,8 @@ def build(
         return LocalSGDTraining(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, DMB):
         return DelayedTraining(communicator, model, optimizer, members, on_nan)
+    if isinstance(choice, FullBatch):
+        return FullBatchTraining(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)
