@@ -137,7 +137,7 @@ class Runtime:
             loader: Of the loop.
             has_trained: Whether there were steps; else it was a glance at the data.
         """
-        self._end_loop(loader, settles=has_trained)
+        self._end_loop(loader, settles=has_trained or any(strategy.holds for strategy in self.strategies))
         self._left.append(id(loader))
         if self.step > self._step_of_batch:
             self.leave_no_trace()
