@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from launch.test_served_jobs import find, read_until, started
 
 FLAGS = ("-n", "3", "--checkpoint", "saved", "--checkpoint-every", "4")

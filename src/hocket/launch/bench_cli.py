@@ -135,8 +135,9 @@ def hogwild(
         return
     print(f"hogwild, on {machine.cores()} cores ({machine.cpu()}): {row['what']}")
     for name in ("plain", "hogwild", "locked"):
-        print(f"  {name:<8} {_cell(row, f'{name}_samples/s')} samples/s, loss {row[f'{name}_loss']:.5f} in the end")
-    print(f"Medians over the rounds; × compares with plain. Without a lock {row['than locked_×']:.2f}× as fast as with.")
+        speed, cpu = _cell(row, f"{name}_samples/s"), row[f"{name} CPU_µs/sample"]
+        print(f"  {name:<8} {speed} samples/s, {cpu:.1f} µs of processor time each, loss {row[f'{name}_loss']:.5f}")
+    print(f"Medians over the rounds; × is against plain. Without a lock {row['than locked_×']:.2f}× as fast as with.")
 
 
 _SERVER_PARTS: dict[str, tuple[str, int, int, dict[str, str]]] = {
