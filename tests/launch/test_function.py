@@ -58,7 +58,9 @@ def test_a_function_of_a_module_and_every_kind_of_plain_data() -> None:
 
 
 def test_it_works_where_torch_has_used_its_threads() -> None:
+    torch.set_num_threads(2)
     (torch.randn(400, 400) @ torch.randn(400, 400)).sum()
+    torch.set_num_threads(1)
     results: list[float] = []
     thread = threading.Thread(target=lambda: results.append(hocket.launch(functions.total, torch.ones(3), n=2)))
     thread.start()

@@ -14,6 +14,7 @@ import torch
 from hocket.comm.algorithms import average_into, reduce_into
 from hocket.comm.communicator import Averager, Communicator, describe
 from hocket.comm.layout import Bucket, Layout, Place, cut
+from hocket.comm.split import SplitAverager
 from hocket.comm.staging import through_cpu
 from hocket.transport.area import Area, aligned
 from hocket.transport.gate import Description, signature
@@ -46,10 +47,14 @@ class SharedBuffer:
     def average(self, number: int, payload: int, what: Description) -> list[int]:
         """Average all slots to ``results``, two-phase; ``mine`` may be written again at once."""
         payloads = self._transport.meet(number, payload, what)
-        for out, parts in self._slices:
-            average_into(out, parts)
+        self.reduce()
         self._transport.meet(number + 1, 0, what)
         return payloads
+
+    def reduce(self) -> None:
+        """Average this rank's slice of all slots."""
+        for out, parts in self._slices:
+            average_into(out, parts)
 
 
 class TwoPhaseAverager(Averager):
@@ -165,6 +170,9 @@ class SharedCommunicator(Communicator):
         total = sum(b.nbytes for b in layout.buckets)
         direct = self.size == 2 or total <= DIRECT_BYTES
         return (DirectAverager if direct else TwoPhaseAverager)(self.transport, layout)
+
+    def split_averager(self, layout: Layout) -> Averager:
+        return SplitAverager(self.transport, self.buffer(layout.buckets, "gradients", result=True), layout)
 
     def buffer(self, buckets: list[Bucket], purpose: str, *, result: bool) -> SharedBuffer:
         """Slots (and a result) in memory that all ranks map."""

@@ -73,6 +73,18 @@ def step(
 
 
 @app.command()
+def local(
+    rounds: _Rounds = 3,
+    hosts: Annotated[int, typer.Option(min=2, help="On a rig of so many hosts, made for this.")] = 4,
+    rate: Annotated[str | None, typer.Option(help="What each of these hosts can send.")] = "100mbit",
+    as_json: _Json = False,
+) -> None:
+    """Local steps over slow links: samples per second of local_sgd and diloco against DistributedDataParallel."""
+    with Rig.up(hosts, rate, name=f"bench{os.getpid()}") as rig:
+        _run("local", str(hosts), as_json, [str(rounds)], rig=rig, where=f"{hosts} hosts, {rate or 'unlimited'}/s")
+
+
+@app.command()
 def memory(workers: _Workers = "2", as_json: _Json = False) -> None:
     """What a job takes for a 10M-parameter model with Adam: with a replica each, and with one copy."""
     _run("memory", workers, as_json, ["mirrored"], ["central"], ["central(fused=True)"])

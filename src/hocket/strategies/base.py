@@ -35,6 +35,9 @@ class Strategy(ABC):
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
 
+    sent: int = 0
+    """Bytes of gradients or parameters that this worker has handed to exchanges so far."""
+
     @property
     def skipped(self) -> int:
         """Steps that were left out because a gradient was not finite."""
@@ -48,11 +51,17 @@ class Strategy(ABC):
         """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
         self.steps = state["steps"]
 
+    is_uneven: bool = False
+    """Whether workers may be at different batches."""
+
     counts_steps: bool = True
     """Whether the script has no training loop over a loader of ours, so that its steps stand for batches."""
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most have nothing to do
         """A training loop begins; not collective, but at the same place on all ranks."""
+
+    def glance(self) -> None:  # noqa: B027 - likewise
+        """A training loop that has begun was left without any step; not collective."""
 
     def end_batch(self, samples: int = 1) -> None:  # noqa: B027 - likewise
         """A training loop is done with a batch, whether there was a step or not. Rounds are counted in these.

@@ -76,8 +76,8 @@ def average_once(communicator: Communicator, tensors: Sequence[torch.Tensor]) ->
 
 
 def floating_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Those that have a mean."""
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    """Those that have a mean; a mask of infinite numbers has none."""
+    return [b for b in model.buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())]
 
 
 def state_tensors(optimizer: Optimizer | None) -> Iterator[torch.Tensor]:

@@ -67,12 +67,22 @@ class DiLoCo:
         outer_momentum: Likewise.
         fragments: In how many parts the parameters are exchanged, each at its own time while local steps go on
             (streaming DiLoCo, Douillard et al. 2025).
+        delay: Batches from the beginning of an exchange until it is taken over; 0 waits for it. None is 0 with one
+            fragment, else half the time until the next one's, 1 or more.
     """
 
     period: int = 100
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 1
+    delay: int | None = None
+
+    @property
+    def batches_under_way(self) -> int:
+        """The delay, whether it was given or not."""
+        if self.delay is not None:
+            return self.delay
+        return 0 if self.fragments == 1 else max(1, self.period // (2 * self.fragments))
 
     def check(self) -> None:
         """Raise a ValueError, with the remedy, if a value makes no sense."""
@@ -83,6 +93,8 @@ class DiLoCo:
             raise ValueError(f"outer_momentum={self.outer_momentum}: must be from 0 to below 1, for example 0.9")
         if not 1 <= self.fragments <= self.period:
             raise ValueError(f"fragments={self.fragments}: must be from 1 to the period, {self.period}")
+        if self.delay is not None and not 0 <= self.delay <= self.period:
+            raise ValueError(f"delay={self.delay}: must be from 0 to the period, {self.period}")
 
 
 @dataclass(frozen=True)
