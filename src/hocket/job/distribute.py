@@ -26,7 +26,7 @@ from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
-from hocket.strategies.choices import Choice
+from hocket.strategies.choices import Choice, Gossip
 from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -136,7 +136,7 @@ def _train_together(
         _check_same(runtime.communicator, members)
         if optimizer is not None:
             _check_same_optimizer(runtime.communicator, optimizer)
-        _start_equal(runtime.communicator, model, members if runtime.client is None else None)
+        _start_equal(runtime.communicator, model, None if isinstance(choice, Served) else members)
         if members.parameters:
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
@@ -177,7 +177,7 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module, serv
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
-        "communication": communicator.way,
+        "communication": "from worker to worker" if isinstance(choice, Gossip) else communicator.way,
         "survives loss": choices.survives_loss(choice, servers),
     }
 

@@ -23,7 +23,7 @@ from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
-from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage, Traffic
+from hocket.events import Facts, Happening, Metrics, NoSink, PipeSink, Progress, Sink, Stage, Traffic
 from hocket.job import buffers, devices, rendezvous
 from hocket.job.randomness import RandomState
 from hocket.job.schedules import Following
@@ -172,8 +172,17 @@ class Runtime:
                 epoch, step, steps, samples, self.step, self.samples, self.communicator.waited, exchanging
             )
             self.sink.put(progress)
+            self._tell_news()
             if time.monotonic() > self._next_traffic:
                 self.tell_traffic()
+
+    def _tell_news(self) -> None:
+        """Let the launcher know what strategies have found out."""
+        for strategy in self.strategies:
+            if facts := strategy.take_facts():
+                self.sink.put(Facts(facts))
+            if measures := strategy.take_measures():
+                self.sink.put(Metrics(self.step, self.samples, time.time(), measures))
 
     def tell_traffic(self) -> None:
         """Let the launcher know what exchanges with other hosts took so far."""
@@ -215,6 +224,7 @@ class Runtime:
                 strategy.glance()
             elif not self.has_failed:
                 strategy.settle()
+        self._tell_news()
 
     def end_epoch(self, loader: object) -> None:
         """A training loop has come to the end of its loader; collective."""

@@ -101,6 +101,14 @@ class Strategy(ABC):
     def refresh(self) -> None:  # noqa: B027 - most have nothing to do
         """Have the parameters as others have made them by now; not collective."""
 
+    def take_measures(self) -> dict[str, float]:
+        """What was measured since the last call, by name, for the record of the run."""
+        return {}
+
+    def take_facts(self) -> dict[str, Any]:
+        """What is worth recording of the run, and has not been told yet."""
+        return {}
+
     def replica(self) -> dict[str, torch.Tensor] | None:
         """The parameters, by name, of which every rank has a copy that must be equal; None if they share one."""
         return None

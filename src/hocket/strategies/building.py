@@ -21,6 +21,7 @@ from hocket.strategies.choices import (
     DiLoCo,
     Downpour,
     FullBatch,
+    Gossip,
     Hogwild,
     LocalSGD,
     Mirrored,
@@ -33,6 +34,8 @@ from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.easgd import EASGDTraining
 from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.full_batch import FullBatchTraining
+from hocket.strategies.gossip_pairs import PairedTraining
+from hocket.strategies.gossip_rounds import MixedTraining, PushSumTraining
 from hocket.strategies.hogwild import HogwildTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
@@ -82,6 +85,10 @@ def build(
         return DelayedTraining(communicator, model, optimizer, members, on_nan)
     if isinstance(choice, FullBatch):
         return FullBatchTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, Gossip):
+        assert client is not None
+        gossip = PairedTraining if choice.asynchronous else PushSumTraining if choice.push_sum else MixedTraining
+        return gossip(communicator, client, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)
