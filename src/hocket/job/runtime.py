@@ -23,7 +23,7 @@ from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
-from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage, Traffic
+from hocket.events import Facts, Happening, NoSink, PipeSink, Progress, Sink, Stage, Traffic
 from hocket.job import buffers, devices, rendezvous
 from hocket.job.randomness import RandomState
 from hocket.server.client import Client
@@ -157,6 +157,12 @@ class Runtime:
         traffic, self._next_traffic = self.communicator.traffic, time.monotonic() + 1.0
         if traffic is not None:
             self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
+
+    def tell_sent(self) -> None:
+        """Let the launcher know how much this worker has handed to exchanges."""
+        sent = sum(strategy.sent for strategy in self.strategies)
+        if sent and self.config.rank == 0:
+            self.sink.put(Facts({"sent by a worker": f"{sent / 1e6:,.1f} MB"}))
 
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
@@ -335,6 +341,7 @@ def _say_goodbye(runtime: Runtime) -> None:
         if os.getpid() != process:
             return
         runtime.tell_traffic()
+        runtime.tell_sent()
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:
             runtime.communicator.nccl.close()
