@@ -27,6 +27,7 @@ from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
 from hocket.strategies.choices import Choice, Gossip, Served
+from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
 from hocket.strategies.served import ServedTraining
@@ -106,7 +107,7 @@ def _train_together(
         )
     if not runtime.models:
         randomness.diversify(runtime.communicator)
-        runtime.sink.put(Facts(_describe(runtime.communicator, choice, model)))
+        runtime.sink.put(Facts(_describe(runtime.communicator, choice, model, config.servers)))
     runtime.models.append(model)
     runtime.counters += [StepCounter(optimizer) for optimizer in optimizers]
     groups = _divide(model, optimizers, set(runtime.parameters))
@@ -114,7 +115,12 @@ def _train_together(
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.launched:
         choices.check_fit(choice, config.size, config.servers)
-    if config.size == 1 and told is None and runtime.client is None:
+    if (
+        config.size == 1
+        and told is None
+        and runtime.client is None
+        and not (config.launched and isinstance(choice, choices.DMB))
+    ):
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         runtime.idle += [
             functools.partial(_alone, runtime.communicator, model, optimizer, elsewhere)
@@ -137,7 +143,7 @@ def _train_together(
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
             built = build(choice, runtime.communicator, runtime.client, model, optimizer, members, on_nan)
             runtime.strategies.append(built)
-            if config.verbose and config.rank == 0 and isinstance(built, ServedTraining):
+            if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.check_replicas and optimizer is not None:
                 check = ReplicaCheck(runtime.communicator, built, config.check_replicas)
@@ -165,14 +171,14 @@ def _alone(
     return MirroredTraining(communicator, model, optimizer, Members(model, optimizer, elsewhere), "ignore")
 
 
-def _describe(communicator: Communicator, choice: Choice, model: nn.Module) -> dict[str, Any]:
+def _describe(communicator: Communicator, choice: Choice, model: nn.Module, servers: int) -> dict[str, Any]:
     return {
         "strategy": choices.write(choice),
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
         "communication": "from worker to worker" if isinstance(choice, Gossip) else communicator.way,
-        "survives loss": isinstance(choice, Served | Gossip),
+        "survives loss": choices.survives_loss(choice, servers),
     }
 
 

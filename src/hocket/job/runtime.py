@@ -130,16 +130,14 @@ class Runtime:
             self._weights[id(loader)] = weight
         self.set_weight(sum(self._weights.values()) / len(self._weights) if self._weights else 1.0)
 
-    def leave_loop(self, loader: object, samples: int | None) -> None:
+    def leave_loop(self, loader: object, *, has_trained: bool) -> None:
         """A training loop was left before its end; what its last batch counts holds until the next one comes.
 
         Args:
             loader: Of the loop.
-            samples: In its last batch here, or None if there was no step, only a glance at the data.
+            has_trained: Whether there were steps; else it was a glance at the data.
         """
-        if samples is not None and not self.has_failed:
-            self.end_batch(loader, samples)
-        self._end_loop(loader, settles=samples is not None)
+        self._end_loop(loader, settles=has_trained or any(strategy.holds for strategy in self.strategies))
         self._left.append(id(loader))
         if self.step > self._step_of_batch:
             self.leave_no_trace()
@@ -192,6 +190,12 @@ class Runtime:
         if traffic is not None:
             self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
 
+    def tell_sent(self) -> None:
+        """Let the launcher know how much this worker has handed to exchanges."""
+        sent = sum(strategy.sent for strategy in self.strategies)
+        if sent and self.config.rank == 0:
+            self.sink.put(Facts({"sent by a worker": f"{sent / 1e6:,.1f} MB"}))
+
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
         self._loops.append(id(loader))
@@ -210,7 +214,7 @@ class Runtime:
             loader: Of the loop.
             samples: That this worker had in it.
         """
-        if self._loops and self._loops[0] == id(loader):
+        if self._loops and self._loops[0] == id(loader) and not self.has_failed:
             for strategy in self.strategies:
                 strategy.end_batch(samples)
 
@@ -222,7 +226,9 @@ class Runtime:
             self._following = None
         for strategy in self.strategies:
             strategy.counts_steps = not self._loops
-            if settles and not self.has_failed:
+            if not settles:
+                strategy.glance()
+            elif not self.has_failed:
                 strategy.settle()
         self._tell_news()
 
@@ -374,6 +380,7 @@ def _say_goodbye(runtime: Runtime) -> None:
         if os.getpid() != process:
             return
         runtime.tell_traffic()
+        runtime.tell_sent()
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:
             runtime.communicator.nccl.close()

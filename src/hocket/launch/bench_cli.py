@@ -168,6 +168,27 @@ def server(
     print("Medians over the rounds; × compares with ray, one server or bsp, within a round.")
 
 
+@app.command()
+def hogwild(
+    workers: _Workers = "2",
+    rounds: _Rounds = 5,
+    samples: Annotated[int, typer.Option(min=1000, help="Of one pass; each has 100 of a million features.")] = 200_000,
+    as_json: _Json = False,
+) -> None:
+    """Sparse logistic regression without locks, and with one, against one plain process."""
+    count = machine.worker_count(workers)
+    job = Job(("-m", "hocket.bench.hogwild"), count, {"servers": "1"})
+    row = _measure(job, [str(rounds), str(samples)])[0]
+    if as_json:
+        print(json.dumps({"cores": machine.cores(), "cpu": machine.cpu(), "rows": [row]}, indent=1))
+        return
+    print(f"hogwild, on {machine.cores()} cores ({machine.cpu()}): {row['what']}")
+    for name in ("plain", "hogwild", "locked"):
+        speed, cpu = _cell(row, f"{name}_samples/s"), row[f"{name} CPU_µs/sample"]
+        print(f"  {name:<8} {speed} samples/s, {cpu:.1f} µs of processor time each, loss {row[f'{name}_loss']:.5f}")
+    print(f"Medians over the rounds; × is against plain. Without a lock {row['than locked_×']:.2f}× as fast as with.")
+
+
 _SERVER_PARTS: dict[str, tuple[str, int, int, dict[str, str]]] = {
     "shared": ("round trip", 1, 1, {}),
     "tcp": ("round trip", 1, 1, {"transport": "gloo"}),

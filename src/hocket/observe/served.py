@@ -64,8 +64,9 @@ class ServedSummary:
             found["staleness"] = f"mean {_mean(total):.1f}, most {max(total)}"
         found |= {f"rank {rank}": str(worker) for rank, worker in workers.items()}
         for server, record in sorted(self._last.items()):
-            if record.updates or record.workers or record.received:  # else it holds no parameters
-                found[f"server {server} on {record.host}"] = _load(record)
+            if not (record.workers or record.updates or record.received):
+                continue  # it holds no parameters, and only deals out batches
+            found[f"server {server} on {record.host}"] = _load(record)
         if late := {rank: worker.late for rank, worker in workers.items() if worker.late}:
             found["pushes refused as too late"] = ", ".join(f"{times:,} of rank {rank}" for rank, times in late.items())
         refused = sum((Counter(record.refused) for record in self._last.values()), Counter[str]())

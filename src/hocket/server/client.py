@@ -15,6 +15,7 @@ from hocket.server.front import connect, encrypted
 from hocket.server.link import Link, WireLink, join
 from hocket.server.terms import Kind
 from hocket.transport import door
+from hocket.transport.area import Area
 from hocket.transport.wire import Wire
 
 
@@ -38,13 +39,13 @@ class Client:
 
     Attributes:
         turn: What is said of the next push.
-        tables: How many tables this worker has defined; ``queues`` and ``passes`` over data likewise.
+        tables: How many tables this worker has defined; ``queues``, ``passes`` over data and shared ``areas`` likewise.
     """
 
     def __init__(self, rank: int, workers: int, links: Sequence[Link]) -> None:
         self.rank, self.workers, self.links = rank, workers, list(links)
         self.turn = Turn()
-        self.tables = self.queues = self.passes = 0
+        self.tables = self.queues = self.passes = self.areas = 0
         self.paced: list[int] = []  # tables whose pushes follow the batches of training loops
         self.waited = 0.0
         self.config: Config | None = None  # and the job's secret, of a worker that may open doors of its own
@@ -100,6 +101,16 @@ class Client:
         """The workers that have neither died nor ended, as server 0 knows them."""
         ranks: list[int] = self.first.request(Kind.LIVE, {})[0]["ranks"]
         return ranks
+
+    def share(self, nbytes: int) -> Area:
+        """Memory of server 0 that all workers map, who ask for it in the same order; all zero at first.
+
+        Whoever dies leaves it to the others. Only on one host.
+        """
+        self.first.request(Kind.SHARE, {"number": self.areas, "nbytes": nbytes})
+        self.areas += 1
+        assert self.first.area is not None
+        return self.first.area
 
     def close(self) -> None:
         """Say goodbye to all servers; before that, whatever is in ``on_close`` is called."""

@@ -23,6 +23,9 @@ class Strategy(ABC):
     survives_loss: ClassVar[bool] = False
     """Whether the others go on when a worker is lost; if not, the job ends."""
 
+    leases: ClassVar[bool] = False
+    """Whether a worker may take several batches of the shared queue at once: nobody waits for their gradients."""
+
     collector: Collector
     """Where gradients arrive."""
 
@@ -56,6 +59,9 @@ class Strategy(ABC):
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most have nothing to do
         """A training loop begins; not collective, but at the same place on all ranks."""
+
+    def glance(self) -> None:  # noqa: B027 - likewise
+        """A training loop that has begun was left without any step; not collective."""
 
     def end_batch(self, samples: int = 1) -> None:  # noqa: B027 - likewise
         """A training loop is done with a batch, whether there was a step or not. Rounds are counted in these.

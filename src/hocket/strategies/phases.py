@@ -98,7 +98,9 @@ class PhasedTraining(Strategy):
         self._look(self._epoch)
 
     def settle(self) -> None:
+        self._now.counts_steps = self.counts_steps  # whether another loop goes on
         self._now.settle()
+        self._now.counts_steps = False
         if self.counts_steps:  # no loop goes on, so what comes is another epoch
             self._look(self._epoch + 1)
 

@@ -244,9 +244,12 @@ class Loader:
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader))
             now.was_left = True
             if training:
-                runtime.leave_loop(self, given.here if given is not None and runtime.step > now.step else None)
-                if self._turns is not None:
+                has_trained = given is not None and runtime.step > now.step
+                if given is not None and has_trained:
+                    runtime.end_batch(self, given.here)
+                if self._turns is not None:  # before others are waited for, who may wait for what this one holds
                     self._turns.leave(now.plan.counts, was_left=True)
+                runtime.leave_loop(self, has_trained=has_trained)
             raise
         finally:
             if self._pass is now:

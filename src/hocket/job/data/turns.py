@@ -32,6 +32,9 @@ class Turns:
         self._client.passes += 1
         self._client.turn.epoch = self._client.passes
         self._step = self._runtime.step
+        strategies = self._runtime.strategies
+        if self.deal is not None:
+            self.deal.leases = bool(strategies) and all(strategy.leases for strategy in strategies)
 
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
         """What is pushed next is for this batch.

@@ -17,6 +17,11 @@ def servers_of(choice: Choice, servers: int) -> int:
     return max(servers, int(isinstance(choice, Gossip | Hogwild)))
 
 
+def survives_loss(choice: Choice, servers: int) -> bool:
+    """Whether the others go on when a worker is lost."""
+    return isinstance(choice, Served | Gossip | Hogwild) or (isinstance(choice, EASGD) and servers > 0)
+
+
 def check_fit(choice: Choice, workers: int, servers: int) -> None:
     """Raise if a strategy needs servers and the job has none or the other way round, or does not fit the workers."""
     if isinstance(choice, Switch) and servers:
