@@ -11,7 +11,8 @@ import hocket
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
-CASE = Case(options={"lr": 0.05}, device="cuda")
+CASE = Case(options={"lr": 0.05}, samples=48, device="cuda")
+SHARED = {"transport": "shared-memory"}  # of one GPU, through the memory of the host
 
 
 @pytest.mark.parametrize(
@@ -24,11 +25,12 @@ CASE = Case(options={"lr": 0.05}, device="cuda")
     ],
 )
 def test_averages_after_every_batch_are_one_process(pool: Pool, strategy: str) -> None:
-    assert_equal(alone(CASE, 2), with_mean_state(pool.run(2, together, CASE, strategy)))
+    assert_equal(alone(CASE, 2), with_mean_state(pool.run(2, together, CASE, strategy, **SHARED)))
 
 
 def test_gossip_with_everybody_is_one_process(pool: Pool) -> None:
-    assert_equal(alone(CASE, 2), with_mean_state(pool.run(2, together, CASE, "gossip(topology='complete')", servers=1)))
+    many = pool.run(2, together, CASE, "gossip(topology='complete')", servers=1)
+    assert_equal(alone(CASE, 2), with_mean_state(many))
 
 
 def train(strategy: str) -> tuple[float, float]:
@@ -50,9 +52,9 @@ def train(strategy: str) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [
-        ("dmb", {}),
-        ("diloco(period=4, fragments=2, outer_lr=1.0, outer_momentum=0.5)", {}),
-        ("easgd(period=2, alpha=0.3)", {}),
+        ("dmb", SHARED),
+        ("diloco(period=4, fragments=2, outer_lr=1.0, outer_momentum=0.5)", SHARED),
+        ("easgd(period=2, alpha=0.3)", SHARED),
         ("easgd(period=2, alpha=0.3)", {"servers": 1}),
         ("gossip(topology='pairs', asynchronous=True)", {"servers": 1}),
         ("gossip(topology='ring', push_sum=True)", {"servers": 1}),
