@@ -8,9 +8,11 @@ import torch
 from pool import Pool
 from strategies.training import Case, alone, assert_equal, together, with_mean_state
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.errors import StrategyError
+from hocket.job.checkpoint.resuming import _saver
 from hocket.job.runtime import current
 from hocket.strategies import choices
 from hocket.strategies.choices import LocalSGD, Mirrored, Switch
@@ -140,3 +142,27 @@ def test_a_resumption_goes_on_in_the_phase_it_was_in(
     rest = pool.run(size, train, "shuffled", 0, strategy, **settings)
     assert rest[0][2] == (stop - 1) // 3 * 3
     assert [result[1] for result in rest] == [result[1] for result in whole]
+
+
+def phase_after_one_batch() -> int:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(torch.rand(24, 1)), 2)
+    strategy = "mirrored -> local_sgd(period=2) @ step 5"
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
+    hocket.resume(model=model, optimizer=optimizer, loader=loader)
+    for step, (x,) in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        if step == 8:
+            _saver(current()).settle()
+            break
+    phased = [each for each in current().strategies if isinstance(each, PhasedTraining)]
+    return phased[0].phase if phased else -1
+
+
+def test_more_workers_go_on_in_the_phase_that_it_is_time_for(pool: Pool, tmp_path: Path) -> None:
+    settings = {"checkpoint": str(tmp_path), "checkpoint_every": 8}
+    assert pool.run(1, phase_after_one_batch, **settings) == [-1]  # has nothing to exchange
+    assert pool.run(2, phase_after_one_batch, **settings) == [1, 1]

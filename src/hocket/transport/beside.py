@@ -64,13 +64,16 @@ class Beside:
         Returns:
             Whether it is.
         """
-        last = self._last
-        if last is None:
-            return False
-        if threading.current_thread() is self._thread:
+        if self.is_here:
             return True
-        last.result()
+        if self._last is not None:
+            self._last.result()
         return False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is the thread itself."""
+        return threading.current_thread() is self._thread
 
     def close(self) -> None:
         """End the thread; what it waits for must have been told that this worker leaves."""

@@ -203,7 +203,8 @@ class Gate:
             asleep[self.rank] = 0
             if self.outlook is not None:
                 self.outlook.rest()
-            self.waited += time.monotonic() - start
+            if self.beside is None or not self.beside.is_here:  # else nobody has waited
+                self.waited += time.monotonic() - start
 
     def _missing(self, waiting: Waiting) -> tuple[list[int], list[int]]:
         missing = [r for r in self._peers if not waiting.arrived(r)]
