@@ -20,7 +20,24 @@ def test_the_bench_of_servers_measures_what_it_is_asked_to() -> None:
     assert rows[0]["asynchronous_samples/s"] > 0
 
 
+def test_the_bench_of_hogwild_has_speed_and_loss_of_each_way() -> None:
+    done = bench("hogwild", "--rounds", "1", "--samples", "2000", "--json")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)["rows"][0]
+    for name in ("plain", "hogwild", "locked"):
+        assert row[f"{name}_samples/s"] > 0 and 0 < row[f"{name}_loss"] < 0.7
+
+
 @pytest.mark.parametrize("args", [("server", "--parts", "moon")])
 def test_unknown_parts_are_told(args: tuple[str, ...]) -> None:
     done = bench(*args)
     assert done.returncode == 2 and "the choices are shared, tcp, tls, servers, straggler, rows" in done.stderr
+
+
+def test_the_bench_of_stragglers_compares_strategies() -> None:
+    strategies = "mirrored; gossip(asynchronous=True)"
+    done = bench("straggler", "-n", "2", "--rounds", "1", "--seconds", "0.3", "--strategies", strategies, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["strategy"] for row in rows] == ["mirrored", "gossip(asynchronous=True)"]
+    assert rows[0]["speed_ratio"] == 1 and rows[1]["speed_samples/s"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from hocket.launch.environment import Job
 from hocket.launch.hosts import Host
 from hocket.launch.party import Wishes
 from hocket.rig import Rig
+from hocket.strategies import choices
 
 app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")
 
@@ -73,6 +75,53 @@ def step(
 
 
 @app.command()
+def local(
+    rounds: _Rounds = 3,
+    hosts: Annotated[int, typer.Option(min=2, help="On a rig of so many hosts, made for this.")] = 4,
+    rate: Annotated[str | None, typer.Option(help="What each of these hosts can send.")] = "100mbit",
+    as_json: _Json = False,
+) -> None:
+    """Local steps over slow links: samples per second of local_sgd and diloco against DistributedDataParallel."""
+    with Rig.up(hosts, rate, name=f"bench{os.getpid()}") as rig:
+        _run("local", str(hosts), as_json, [str(rounds)], rig=rig, where=f"{hosts} hosts, {rate or 'unlimited'}/s")
+
+
+@app.command()
+def straggler(
+    workers: _Workers = "4",
+    rounds: _Rounds = 3,
+    seconds: Annotated[float, typer.Option(help="How long each job is measured.")] = 4.0,
+    strategies: Annotated[
+        str, typer.Option(help="With ; between them; the first is what the others are compared with.")
+    ] = "mirrored; gossip(topology='pairs', asynchronous=True); local_sgd(time=0.5)",
+    as_json: _Json = False,
+) -> None:
+    """Workers of which one sleeps four times its own step time: samples per second of several strategies."""
+    count, names = machine.worker_count(workers), [name.strip() for name in strategies.split(";")]
+    jobs = {}
+    for name in names:
+        choice = choices.parse(name)
+        servers = choices.servers_of(choice, int(isinstance(choice, choices.Served)))
+        jobs[name] = Job(("-m", "hocket.bench.straggler"), count, {"strategy": name, "servers": str(servers)})
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            found[name].append(_measure(job, [str(seconds)])[0]["samples/s"])
+    rows: list[dict[str, Any]] = []
+    for name, speeds in found.items():
+        ratios = [speed / first for speed, first in zip(speeds, found[names[0]], strict=True)]
+        middle = statistics.median(speeds)
+        rows.append({"strategy": name, "speed_samples/s": middle, "speed_ratio": statistics.median(ratios)})
+    if as_json:
+        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": machine.cpu(), "rows": rows}, indent=1))
+        return
+    print(f"straggler, {count} workers on {machine.cores()} cores ({machine.cpu()})")
+    for row in rows:
+        print(f"  {row['strategy']:<48} {_cell(row, 'speed_samples/s')} samples/s")
+    print(f"Medians over the rounds; × compares with {names[0]}, within a round.")
+
+
+@app.command()
 def memory(workers: _Workers = "2", as_json: _Json = False) -> None:
     """What a job takes for a 10M-parameter model with Adam: with a replica each, and with one copy."""
     _run("memory", workers, as_json, ["mirrored"], ["central"], ["central(fused=True)"])
@@ -117,6 +166,27 @@ def server(
         found = [_cell(row, key) + " " + key.replace("_", " ") for key in row if key not in ("part", "what")]
         print(f"  {row['part']:<10} {row['what']:<34} " + ", ".join(f for f in found if not f.endswith("ratio")))
     print("Medians over the rounds; × compares with ray, one server or bsp, within a round.")
+
+
+@app.command()
+def hogwild(
+    workers: _Workers = "2",
+    rounds: _Rounds = 5,
+    samples: Annotated[int, typer.Option(min=1000, help="Of one pass; each has 100 of a million features.")] = 200_000,
+    as_json: _Json = False,
+) -> None:
+    """Sparse logistic regression without locks, and with one, against one plain process."""
+    count = machine.worker_count(workers)
+    job = Job(("-m", "hocket.bench.hogwild"), count, {"servers": "1"})
+    row = _measure(job, [str(rounds), str(samples)])[0]
+    if as_json:
+        print(json.dumps({"cores": machine.cores(), "cpu": machine.cpu(), "rows": [row]}, indent=1))
+        return
+    print(f"hogwild, on {machine.cores()} cores ({machine.cpu()}): {row['what']}")
+    for name in ("plain", "hogwild", "locked"):
+        speed, cpu = _cell(row, f"{name}_samples/s"), row[f"{name} CPU_µs/sample"]
+        print(f"  {name:<8} {speed} samples/s, {cpu:.1f} µs of processor time each, loss {row[f'{name}_loss']:.5f}")
+    print(f"Medians over the rounds; × is against plain. Without a lock {row['than locked_×']:.2f}× as fast as with.")
 
 
 _SERVER_PARTS: dict[str, tuple[str, int, int, dict[str, str]]] = {

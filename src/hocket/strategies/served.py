@@ -63,6 +63,7 @@ class ServedTraining(Strategy):
         self._clips = terms.clip if not terms.is_collected else None  # of each gradient by itself
         self.steps = 0
         self.late = 0
+        self.is_uneven = terms.staleness != 0 or terms.groups != 1
         rates = self._rule(optimizer)
         self._sparse = SparseTables(client, model, members, terms, rates)
         self._members = dense = members.without(self._sparse.parameters)
@@ -177,6 +178,7 @@ class ServedTraining(Strategy):
         if weight:
             self._multiply()
             self._bring(self._copy.gradients, self._gradients)
+            self.sent += sum(flat.nbytes for flat in self._gradients)
         factor = self._factor if weight else 0.0
         accepted = self._sparse.push(self._say(weight, None, groups), factor)
         if self._members.parameters or not self._sparse:

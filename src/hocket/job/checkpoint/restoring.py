@@ -48,6 +48,7 @@ class Saved:
         states = manifest["strategies"] or [counts] * len(runtime.strategies)
         for strategy, state in zip(runtime.strategies, states, strict=False):
             strategy.load_state(self._unpack(state))
+        runtime.restart(manifest["step"])
         for name, loader in subjects.loaders.items():
             self._place(name, loader)
         if runtime.client is not None:

@@ -23,6 +23,11 @@ def differs_alone(choice: Choice) -> bool:
     return isinstance(choice, DMB) or (isinstance(choice, Switch) and DMB() in choice.strategies)
 
 
+def survives_loss(choice: Choice, servers: int) -> bool:
+    """Whether the others go on when a worker is lost."""
+    return isinstance(choice, Served | Gossip | Hogwild) or (isinstance(choice, EASGD) and servers > 0)
+
+
 def check_fit(choice: Choice, workers: int, servers: int) -> None:
     """Raise if a strategy needs servers and the job has none or the other way round, or does not fit the workers."""
     if isinstance(choice, Switch) and servers:
