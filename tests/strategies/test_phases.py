@@ -67,6 +67,7 @@ def test_a_switch_needs_no_servers() -> None:
         ("mirrored -> local_sgd(period=1) @ step 1", 2, None, {}),
         ("mirrored -> local_sgd(period=1) @ step 5", 3, None, {}),
         ("mirrored -> local_sgd(period=1) @ step 5", 1, None, {}),
+        ("mirrored -> diloco(period=1, outer_lr=1.0, outer_momentum=0.0) @ step 5", 3, None, {}),
         ("mirrored -> local_sgd(period=1) @ step 7", 3, [2, 1], {}),
         ("mirrored -> local_sgd(period=1) @ epoch 2 -> mirrored @ epoch 3", 3, None, {"epochs": 3}),
         ("mirrored -> local_sgd(period=1) @ step 3 -> mirrored @ step 9", 2, None, {"zero": True}),
@@ -92,12 +93,20 @@ def test_in_the_middle_of_an_accumulation(pool: Pool, at: int) -> None:
     assert_equal(one, pool.run(2, together, case, f"local_sgd(period=1) -> mirrored @ step {at}"), 1e-9)
 
 
-@pytest.mark.parametrize("hosts", [None, [2, 1]])
-def test_back_to_mirrored_replicas_and_their_states_are_equal(pool: Pool, hosts: list[int] | None) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "hosts"),
+    [
+        ("local_sgd(period=4) -> mirrored @ step 7", None),  # in the middle of a round
+        ("local_sgd(period=4) -> mirrored @ step 7", [2, 1]),
+        ("easgd(period=2) -> diloco(period=6, fragments=2) @ step 3 -> dmb @ step 7 -> mirrored @ step 9", None),
+        ("diloco(period=3) -> easgd(period=4) @ epoch 2 -> mirrored @ step 8", None),
+    ],
+)
+def test_back_to_mirrored_replicas_and_their_states_are_equal(
+    pool: Pool, strategy: str, hosts: list[int] | None
+) -> None:
     case = Case(optimizer="Adam", options={"lr": 0.01}, dtype="float32")
-    many = pool.run(
-        3, together, case, "local_sgd(period=4) -> mirrored @ step 7", check_replicas=1, hosts=hosts
-    )  # in the middle of a round
+    many = pool.run(3, together, case, strategy, check_replicas=1, hosts=hosts)
     for result in many[1:]:
         assert all(map(torch.equal, many[0]["parameters"], result["parameters"]))
         for index, values in many[0]["state"]["state"].items():
