@@ -109,9 +109,8 @@ class GossipTraining(LocalTraining):
         self._is_settled = True
         self.exchanging += time.perf_counter() - begin
 
-    def flush(self) -> None:
-        if not self.counts_steps:  # else the loop was left, and all have met
-            self._withdraw()
+    def idle(self) -> None:
+        self._withdraw()
 
     def refresh(self) -> None:
         """In a checkpoint, take the mean of what all workers have: their threads answer, and nobody waits."""
