@@ -63,6 +63,7 @@ class NetworkAverager(Averager):
         self._buckets = [*first, Bucket(last.dtype, last.count + self._header.count)]
         self._complete = bytearray(len(self._buckets))
         self._next = 0  # the bucket to be sent off next
+        self._what: Description = ""  # is being averaged
         self._works: list[Any] = [None] * len(self._buckets)
         self._rounds, self._stopwatch = 0, None  # type: int, Stopwatch | None
         self._sent_at: dict[int, float] = {}  # of buckets whose times are taken
@@ -78,12 +79,20 @@ class NetworkAverager(Averager):
         self.progress()
 
     def average(self, number: int, payload: int, what: Description) -> list[int]:
+        self.begin(number, payload, what)
+        return self.finish()
+
+    def begin(self, number: int, payload: int, what: Description) -> None:
         self._column.begin()
-        blocked_since = time.perf_counter()
-        busy = int((blocked_since - self._idle_since) * 1e6)
+        busy = int((time.perf_counter() - self._idle_since) * 1e6)
         self._header.write(self._header_of(self._mine), self._topology.rank, Entry(number, payload, busy))
         for bucket in range(self._next, len(self._buckets)):
             self._offer(bucket)
+        self._next, self._what = len(self._buckets), what
+        self.progress()
+
+    def finish(self) -> list[int]:
+        what, blocked_since = self._what, time.perf_counter()
         for bucket in range(len(self._buckets)):
             self._finish(bucket, what)
         self._complete = bytearray(len(self._buckets))

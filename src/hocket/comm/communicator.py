@@ -11,6 +11,7 @@ import torch
 from hocket.comm.layout import Layout, Limits
 from hocket.comm.topology import Topology
 from hocket.comm.traffic import Traffic
+from hocket.transport.beside import Beside
 from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup
 
@@ -42,6 +43,8 @@ class Averager(ABC):
     all_slots: list[list[torch.Tensor]]
     """Every list that ``slots`` can be, so that views can be made once."""
 
+    _begun: tuple[int, int, Description]
+
     def ready(self, bucket: int) -> None:  # noqa: B027 - there may be nothing to do
         """This rank's part of ``bucket`` is complete before ``average`` is called; it may be sent off."""
 
@@ -58,6 +61,18 @@ class Averager(ABC):
         Returns:
             The payloads of all ranks.
         """
+
+    def begin(self, number: int, payload: int, what: Description) -> None:
+        """The first half of ``average``: offer what is in ``slots``, and do not wait for anybody.
+
+        Until ``finish``, slots and results are not touched, and ``progress`` may be called now and then. Averages of
+        other averagers may begin and end meanwhile, and other collectives be called, in the same order on all ranks.
+        """
+        self._begun = number, payload, what
+
+    def finish(self) -> list[int]:
+        """The second half: wait until the results are there; the payloads of all ranks."""
+        return self.average(*self._begun)
 
 
 class Communicator(ABC):
@@ -127,6 +142,23 @@ class Communicator(ABC):
     @abstractmethod
     def averager(self, layout: Layout, *, private: bool = True) -> Averager:
         """Prepare to average tensors laid out as ``layout``; if not ``private``, workers of a host share results."""
+
+    def split_averager(self, layout: Layout) -> Averager:
+        """The same, with halves between which data travels while this rank does other things."""
+        return self.averager(layout)
+
+    _beside: Beside | None = None
+
+    @property
+    def beside(self) -> Beside:
+        """Where an exchange goes on beside the script; from now on all other collectives wait for that first."""
+        if self._beside is None:
+            self._beside = Beside()
+            self.give_way(self._beside)
+        return self._beside
+
+    def give_way(self, beside: Beside) -> None:  # noqa: B027 - there may be nobody to meet
+        """Have collectives wait for what is under way there."""
 
     def on_loss(self, callback: Callable[[], None]) -> None:  # noqa: B027 - waits are woken by themselves
         """Have ``callback`` called, by another thread, when a rank is lost."""

@@ -21,6 +21,15 @@ def make_averager(communicator: Communicator, layout: Layout, *, private: bool =
     return StagedAverager(communicator.averager(layout.on_cpu()), layout)
 
 
+def make_split_averager(communicator: Communicator, layout: Layout) -> Averager:
+    """The same, with halves between which data travels while this rank does other things."""
+    if layout.device.type == "cpu":
+        return communicator.split_averager(layout)
+    if communicator.nccl is not None:
+        return NcclAverager(communicator, layout)
+    return StagedAverager(communicator.split_averager(layout.on_cpu()), layout)
+
+
 def limits(communicator: Communicator, tensors: Sequence[torch.Tensor]) -> Limits | None:
     """How large buckets should be to average ``tensors``."""
     total = sum(tensor.nbytes for tensor in tensors)
@@ -63,8 +72,21 @@ class NcclAverager(Averager):
 
     def average(self, number: int, payload: int, what: Description) -> list[int]:
         payloads = self._communicator.meet(number, payload, what)
+        self._send_all()
+        return self._await(payloads)
+
+    def begin(self, number: int, payload: int, what: Description) -> None:
+        super().begin(number, payload, what)
+        self._send_all()
+
+    def finish(self) -> list[int]:
+        return self._await(self._communicator.meet(*self._begun))
+
+    def _send_all(self) -> None:
         self._complete = bytearray(b"\1" * len(self.slots))
         self._send()
+
+    def _await(self, payloads: list[int]) -> list[int]:
         for work in self._works:
             if work is not None:
                 self._group.wait(work)
@@ -105,13 +127,26 @@ class StagedAverager(Averager):
         self._inner.progress()
 
     def average(self, number: int, payload: int, what: Description) -> list[int]:
+        self._bring()
+        return self._take(self._inner.average(number, payload, what))
+
+    def begin(self, number: int, payload: int, what: Description) -> None:
+        self._bring()
+        self._inner.begin(number, payload, what)
+
+    def finish(self) -> list[int]:
+        return self._take(self._inner.finish())
+
+    def _bring(self) -> None:
+        """Have everything on the CPU."""
         self._inner.idle = self.idle
         for bucket, copied in enumerate(self._copied):
             if not copied:
                 self.ready(bucket)
         self._stream.synchronize()
         self.progress()
-        payloads = self._inner.average(number, payload, what)
+
+    def _take(self, payloads: list[int]) -> list[int]:
         for result, pinned, averaged in zip(self.results, self._pinned, self._inner.results, strict=True):
             pinned.copy_(averaged)
             result.copy_(pinned, non_blocking=True)

@@ -14,8 +14,10 @@ import torch
 from hocket.comm.algorithms import average_into, reduce_into
 from hocket.comm.communicator import Averager, Communicator, describe
 from hocket.comm.layout import Bucket, Layout, Place, cut
+from hocket.comm.split import SplitAverager
 from hocket.comm.staging import through_cpu
 from hocket.transport.area import Area, aligned
+from hocket.transport.beside import Beside
 from hocket.transport.gate import Description, signature
 from hocket.transport.shared_memory import SharedMemory
 
@@ -46,10 +48,14 @@ class SharedBuffer:
     def average(self, number: int, payload: int, what: Description) -> list[int]:
         """Average all slots to ``results``, two-phase; ``mine`` may be written again at once."""
         payloads = self._transport.meet(number, payload, what)
-        for out, parts in self._slices:
-            average_into(out, parts)
+        self.reduce()
         self._transport.meet(number + 1, 0, what)
         return payloads
+
+    def reduce(self) -> None:
+        """Average this rank's slice of all slots."""
+        for out, parts in self._slices:
+            average_into(out, parts)
 
 
 class TwoPhaseAverager(Averager):
@@ -166,6 +172,9 @@ class SharedCommunicator(Communicator):
         direct = self.size == 2 or total <= DIRECT_BYTES
         return (DirectAverager if direct else TwoPhaseAverager)(self.transport, layout)
 
+    def split_averager(self, layout: Layout) -> Averager:
+        return SplitAverager(self.transport, self.buffer(layout.buckets, "gradients", result=True), layout)
+
     def buffer(self, buckets: list[Bucket], purpose: str, *, result: bool) -> SharedBuffer:
         """Slots (and a result) in memory that all ranks map."""
         return SharedBuffer(self.transport, buckets, purpose, result=result)
@@ -181,8 +190,13 @@ class SharedCommunicator(Communicator):
         tensors = [area.tensor(p.start * dtype.itemsize, p.count, dtype).as_strided(p.shape, p.stride) for p in places]
         return area.tensor(0, count, dtype), tensors
 
+    def give_way(self, beside: Beside) -> None:
+        self.transport.gate.beside = beside
+
     def leave(self, failed: bool) -> None:
         self.transport.leave(failed)
+        if self._beside is not None:
+            self._beside.close()
 
     def _parts(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """``tensor`` flat, in parts that fit into the scratch memory (and, not by chance, into the cache)."""

@@ -79,7 +79,7 @@ class GradientExchange:
     ) -> None:
         self.members, self.layout = members, layout
         self._follows = follows
-        self.steps, self.seconds = 0, 0.0
+        self.steps, self.seconds, self.sent = 0, 0.0, 0
         self.judgement = Judgement(members.names, on_nan)
         self._communicator = communicator
         self._averager = gpu.make_averager(communicator, layout, private=private)
@@ -90,6 +90,7 @@ class GradientExchange:
         )
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._optimizer = optimizer
+        self._nbytes = self._find_nbytes()
 
     def describe(self) -> str:
         return f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
@@ -136,11 +137,13 @@ class GradientExchange:
         if self.collector.has_news:  # what travels depends on it, so ranks that differ must be found before
             self._communicator.meet(zlib.crc32(self.collector.trained), 0, self._describe_trained)
             self.collector.leave_out_idle()
+            self._nbytes = self._find_nbytes()
         payload, begin = self.collector.payload(), time.perf_counter()
         payloads = self._averager.average(self._number + number_rates(self._optimizer), payload, self.describe)
         self.seconds += time.perf_counter() - begin
         self.collector.use(self._averager.slots)
         self.steps += 1
+        self.sent += self._nbytes
         nonfinite, same = read_payloads(payloads)
         self.judgement.record(nonfinite)
         missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
@@ -148,6 +151,11 @@ class GradientExchange:
         readiness = self.collector.readiness
         if readiness is not None and readiness.end() and self._follows:
             self._follow(readiness)
+
+    def _find_nbytes(self) -> int:
+        """How much is handed to each exchange."""
+        parameters = zip(self.members.parameters, self.collector.trained, strict=True)
+        return sum(parameter.nbytes for parameter, trained in parameters if trained)
 
     def _describe_trained(self) -> str:
         names = [name for name, trained in zip(self.members.names, self.collector.trained, strict=True) if not trained]
@@ -186,6 +194,14 @@ class CountedByExchange:
     @property
     def skipped(self) -> int:
         return self._exchange.judgement.skipped
+
+    @property
+    def sent(self) -> int:
+        return self._exchange.sent
+
+    @sent.setter
+    def sent(self, sent: int) -> None:
+        self._exchange.sent = sent
 
     @property
     def exchanging(self) -> float:

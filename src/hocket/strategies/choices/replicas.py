@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from hocket.comm.graphs import TOPOLOGIES, rows_of_torus
+
 
 def check_period(period: int) -> None:
     """Raise a ValueError if it is none."""
@@ -67,12 +69,22 @@ class DiLoCo:
         outer_momentum: Likewise.
         fragments: In how many parts the parameters are exchanged, each at its own time while local steps go on
             (streaming DiLoCo, Douillard et al. 2025).
+        delay: Batches from the beginning of an exchange until it is taken over; 0 waits for it. None is 0 with one
+            fragment, else half the time until the next one's, 1 or more.
     """
 
     period: int = 100
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 1
+    delay: int | None = None
+
+    @property
+    def batches_under_way(self) -> int:
+        """The delay, whether it was given or not."""
+        if self.delay is not None:
+            return self.delay
+        return 0 if self.fragments == 1 else max(1, self.period // (2 * self.fragments))
 
     def check(self) -> None:
         """Raise a ValueError, with the remedy, if a value makes no sense."""
@@ -83,6 +95,8 @@ class DiLoCo:
             raise ValueError(f"outer_momentum={self.outer_momentum}: must be from 0 to below 1, for example 0.9")
         if not 1 <= self.fragments <= self.period:
             raise ValueError(f"fragments={self.fragments}: must be from 1 to the period, {self.period}")
+        if self.delay is not None and not 0 <= self.delay <= self.period:
+            raise ValueError(f"delay={self.delay}: must be from 0 to the period, {self.period}")
 
 
 @dataclass(frozen=True)
@@ -154,13 +168,7 @@ class Gossip:
             )
 
 
-TOPOLOGIES = ("ring", "torus", "exponential", "complete", "pairs")
 ORDERS = ("adapt_then_combine", "adapt_while_combine")
-
-
-def rows_of_torus(workers: int) -> int:
-    """The sides of a torus are as alike as possible; this is the shorter one, 1 if there is none."""
-    return max(rows for rows in range(1, math.isqrt(workers) + 1) if workers % rows == 0)
 
 
 @dataclass(frozen=True)

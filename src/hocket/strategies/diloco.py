@@ -1,0 +1,155 @@
+"""``diloco``: local steps, and an outer optimizer on the averaged displacement (Douillard et al. 2023).
+
+With several fragments (streaming DiLoCo, Douillard et al. 2025) each part of the model has its own time in a round. Its
+exchange begins after one batch and is taken over some batches later; the local steps between are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.strategies.blend import floating_buffers
+from hocket.strategies.choices import DiLoCo
+from hocket.strategies.fragments import Fragment, divide
+from hocket.strategies.local import LocalTraining
+from hocket.strategies.members import Members
+from hocket.updates.update import Step
+
+
+class DiLoCoTraining(LocalTraining):
+    """Rounds of ``period`` batches, in which every fragment is exchanged once.
+
+    In the middle of a round, a checkpoint has the average of the parameters and the anchors of the round: workers that
+    resume from it have the displacement that those who saved it had on average. An exchange that was under way is not
+    kept; it is made in the next round.
+
+    Attributes:
+        rounds: How many have ended.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        members: Members,
+        choice: DiLoCo,
+        on_nan: str,
+    ) -> None:
+        super().__init__(communicator, model, optimizer, members, on_nan)
+        self._choice, self._in_round, self.rounds = choice, 0, 0
+        divided = divide([parameter.nbytes for parameter in members.parameters], choice.fragments)
+        self._fragments = [
+            Fragment(
+                communicator,
+                [members.names[i] for i in part],
+                [members.parameters[i] for i in part],
+                floating_buffers(model) if part is divided[-1] else [],
+            )
+            for part in divided
+        ]
+        self._due: list[tuple[int, Fragment]] = []  # what is under way, and after which batch it is taken over
+        self._is_loaded = False
+        self._hooks.watch_loading(model, lambda: None, self._loaded)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **super().state(),
+            "in round": self._in_round,
+            "rounds": self.rounds,
+            "anchor": {n: t for each in self._fragments for n, t in zip(each.names, each.anchor, strict=True)},
+            "momentum": {n: t for each in self._fragments for n, t in zip(each.names, each.momentum, strict=True)},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._in_round, self.rounds = state.get("in round", 0), state.get("rounds", 0)
+        self._is_settled = not self._in_round
+        self._take_anchors()
+        anchor, momentum = state.get("anchor", {}), state.get("momentum", {})
+        for each in self._fragments:
+            for i, name in enumerate(each.names):
+                if name in anchor and name in momentum:
+                    each.anchor[i].copy_(anchor[name])
+                    each.momentum[i].copy_(momentum[name])
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        self._heed_loading()
+        with super().merged():
+            yield
+
+    def rise(self) -> None:
+        super().rise()
+        self._in_round = 0
+        self._take_anchors()
+
+    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        self._heed_loading()
+        return super()._step(original, closure, **options)
+
+    def _end_pass(self) -> None:
+        super()._end_pass()
+        for _, fragment in self._due:
+            fragment.progress()
+
+    def _exchange(self, samples: int) -> None:
+        self._in_round += 1
+        self._take_over(until=self.batches)
+        delay = self._choice.batches_under_way
+        for number, fragment in enumerate(self._fragments, start=1):
+            if self._in_round == number * self._choice.period // len(self._fragments):
+                self._begin(fragment, waits=not delay)
+                self._due.append((self.batches + delay, fragment))
+        self._take_over(until=self.batches)
+        for _, fragment in self._due:
+            fragment.progress()
+        if self._in_round == self._choice.period:
+            self._in_round = 0
+            self.rounds += 1
+        self._is_settled = not self._due and all(each.batch == self.batches for each in self._fragments)
+
+    def _make_equal(self) -> None:
+        """End the round now: take over what is under way, and exchange what has had local steps since."""
+        self._heed_loading()
+        self._take_over(until=None)
+        late = [each for each in self._fragments if each.batch != self.batches]
+        for fragment in late:
+            self._begin(fragment, waits=True)
+        for fragment in late:
+            fragment.take_over(self._choice.outer_lr, self._choice.outer_momentum)
+        self.rounds += self._in_round > 0
+        self._in_round = 0
+
+    def _begin(self, fragment: Fragment, *, waits: bool) -> None:
+        batches = self.batches
+        fragment.begin(batches, lambda: f"the exchange of displacements after {batches} batches", waits=waits)
+        self.sent += fragment.nbytes
+
+    def _take_over(self, until: int | None) -> None:
+        while self._due and (until is None or self._due[0][0] <= until):
+            _, fragment = self._due.pop(0)
+            if fragment.is_under_way:
+                fragment.take_over(self._choice.outer_lr, self._choice.outer_momentum)
+
+    def _loaded(self) -> None:
+        self._is_loaded = True
+
+    def _heed_loading(self) -> None:
+        """What the script has loaded, on all ranks, is where the next round begins."""
+        if self._is_loaded:
+            self._take_anchors()
+
+    @torch.no_grad()
+    def _take_anchors(self) -> None:
+        self._is_loaded = False
+        self._due.clear()
+        for fragment in self._fragments:
+            fragment.take_anchor()

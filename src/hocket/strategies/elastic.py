@@ -1,0 +1,183 @@
+"""What both forms of ``easgd`` have in common: a worker's own replica, and a centre that is evaluated and saved."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.errors import StrategyError
+from hocket.strategies.choices import EASGD
+from hocket.strategies.local import LocalTraining
+from hocket.strategies.members import Members
+from hocket.updates.update import Step
+
+
+class ElasticTraining(LocalTraining):
+    """Local steps, and every ``period`` batches a pull between this worker's parameters and the centre.
+
+    When a training loop ends or is left, the parameters become the centre's, and the worker's own are kept aside. When
+    the next one begins, they are put back, unless the script has given the parameters other values meanwhile.
+
+    Attributes:
+        alpha: How much of the difference a pull takes away.
+        pulls: How many there have been.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        model: nn.Module,
+        optimizer: Optimizer,
+        members: Members,
+        choice: EASGD,
+        on_nan: str,
+    ) -> None:
+        give_momentum(optimizer, choice.momentum)
+        super().__init__(communicator, model, optimizer, members, on_nan)
+        self._choice, self._in_round, self.pulls = choice, 0, 0
+        self.alpha = 0.9 / communicator.size if choice.alpha is None else choice.alpha
+        self._shows = False  # whether the parameters are the centre's
+        self._aside: list[torch.Tensor] | None = None  # the worker's own while they are; just after that, the centre's
+        self._is_loaded = False
+        self._hooks.watch_loading(model, lambda: None, self._loaded)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "in round": self._in_round}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """All workers go on from the centre, which is what was saved."""
+        super().load_state(state)
+        self._in_round = state.get("in round", 0)
+        self._loaded()
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._heed_loading()
+        if self._shows:
+            self._shows = self._is_settled = False
+            if all(map(torch.equal, self._members.parameters, self._shown())):
+                self._swap()
+            else:
+                self._aside = None
+                self._take_written()
+
+    def glance(self) -> None:
+        if self._aside is not None and not self._shows:
+            self._swap()
+            self._shows = self._is_settled = True
+
+    def end_batch(self, samples: int = 1) -> None:
+        self._shows, self._aside = False, None
+        super().end_batch(samples)
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """The centre, with the buffers and the optimizer state that the subclass has for it."""
+        self._heed_loading()
+        tensors = self._merged_tensors()
+        own = [tensor.detach().clone() for tensor in tensors]
+        before = self._shows, self._aside
+        try:
+            self._merge()
+            self._shows = True
+            yield
+        finally:
+            self._shows, self._aside = before
+            with torch.no_grad():
+                torch._foreach_copy_([tensor.detach() for tensor in tensors], own)
+
+    def _exchange(self, samples: int) -> None:
+        self._in_round += 1
+        if self._in_round == self._choice.period:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        self._in_round = 0
+        if self.alpha:
+            self._pull()
+            self.pulls += 1
+
+    def _make_equal(self) -> None:
+        """The last round may be short; then the centre is shown."""
+        if self._in_round:
+            self._end_round()
+        self._show()
+
+    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        self._heed_loading()
+        self._shows, self._aside = False, None  # a script that trains on what it was shown goes on from there
+        return super()._step(original, closure, **options)
+
+    @torch.no_grad()
+    def _show(self) -> None:
+        """Let the parameters be the centre's."""
+        if not self._shows:
+            self._aside = [tensor.detach().clone() for tensor in self._tensors()]
+            self._shows = True
+        torch._foreach_copy_([p.detach() for p in self._members.parameters], self._centre())
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        assert self._aside is not None
+        shown = [tensor.detach() for tensor in self._tensors()]
+        kept, self._aside = self._aside, [tensor.clone() for tensor in shown]
+        torch._foreach_copy_(shown, kept)
+
+    def _loaded(self) -> None:
+        """The script has called ``load_state_dict``, on all ranks."""
+        self._is_loaded = True
+
+    def _heed_loading(self) -> None:
+        """What was loaded is the new centre, and all workers go on from it."""
+        if self._is_loaded:
+            self._is_loaded, self._shows, self._aside = False, False, None
+            self._take_centre()
+
+    def _merged_tensors(self) -> list[torch.Tensor]:
+        """What ``_merge`` changes."""
+        return [*self._members.parameters, *self._buffers]
+
+    def _shown(self) -> list[torch.Tensor]:
+        """The centre that was shown last."""
+        return self._centre()
+
+    def _take_written(self) -> None:
+        """The script has written to the parameters that it was shown, on all ranks alike."""
+        self._take_centre()
+
+    @abstractmethod
+    def _centre(self) -> list[torch.Tensor]:
+        """As it is now."""
+
+    @abstractmethod
+    def _pull(self) -> None:
+        """Move this worker and the centre towards each other, by opposite amounts."""
+
+    @abstractmethod
+    def _merge(self) -> None:
+        """Let model and optimizer be what a checkpoint keeps."""
+
+    @abstractmethod
+    def _take_centre(self) -> None:
+        """Let the parameters, which are the same on all ranks, be the centre."""
+
+
+def give_momentum(optimizer: Optimizer, momentum: float) -> None:
+    """EAMSGD: let the worker's plain SGD have Nesterov momentum."""
+    if not momentum:
+        return
+    plain = type(optimizer) is SGD and not any(g["momentum"] or g["dampening"] for g in optimizer.param_groups)
+    if not plain:
+        raise StrategyError(
+            f"easgd(momentum={momentum}) gives the workers' SGD its momentum, and the script's optimizer is "
+            f"{type(optimizer).__name__}{' with momentum' if type(optimizer) is SGD else ''}: use torch.optim.SGD "
+            "without momentum, or leave out momentum="
+        )
+    for group in optimizer.param_groups:
+        group["momentum"], group["nesterov"] = momentum, True

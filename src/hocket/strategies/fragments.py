@@ -1,0 +1,127 @@
+"""The parts in which ``diloco`` exchanges a model, each with an anchor and an outer optimizer."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hocket.comm import gpu
+from hocket.comm.communicator import Communicator
+from hocket.comm.layout import Layout
+from hocket.errors import StrategyError
+from hocket.transport.gate import Description
+
+
+class Fragment:
+    """Some parameters, their anchor (what they were after the last outer step) and the outer momentum.
+
+    Attributes:
+        names: Of the parameters.
+        anchor: The same on all ranks; ``momentum`` likewise.
+        nbytes: How much of it each rank hands to an exchange.
+        batch: After which the last exchange began; -1 if there was none.
+        is_under_way: Whether an exchange has begun and was not taken over.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        buffers: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self.names, self._parameters, self._buffers = list(names), list(parameters), list(buffers)
+        tensors = [*(parameter.detach() for parameter in parameters), *buffers]
+        layout = Layout(tensors, limits=gpu.limits(communicator, tensors))
+        self._averager = gpu.make_split_averager(communicator, layout)
+        self._slots = {id(slots): layout.views(slots) for slots in self._averager.all_slots}
+        self._means = layout.views(self._averager.results)
+        self._number = zlib.crc32(repr([(t.dtype, list(t.shape)) for t in tensors]).encode()) << 1
+        self.nbytes = sum(tensor.nbytes for tensor in tensors)
+        self.anchor = [parameter.detach().clone() for parameter in parameters]
+        self.momentum = [torch.zeros_like(tensor) for tensor in self.anchor]
+        self.batch, self.is_under_way = -1, False
+        self._start: list[torch.Tensor] | None = None
+
+    def take_anchor(self) -> None:
+        """Begin anew from what the parameters are now; what is under way comes to nothing."""
+        self.drop()
+        self.batch = -1
+        torch._foreach_copy_(self.anchor, self._own())
+        torch._foreach_zero_(self.momentum)
+
+    @torch.no_grad()
+    def begin(self, batch: int, what: Description, *, waits: bool) -> None:
+        """Offer this rank's displacement to the others.
+
+        Args:
+            batch: After which this is; the same on all ranks.
+            what: Is done, in words.
+            waits: Whether there are no local steps until it is taken over.
+        """
+        views, own = self._slots[id(self._averager.slots)], self._own()
+        count = len(own)
+        torch._foreach_copy_(views[:count], self.anchor)
+        torch._foreach_sub_(views[:count], own)
+        if self._buffers:
+            torch._foreach_copy_(views[count:], self._buffers)
+        if self._averager.scale != 1:
+            torch._foreach_mul_(views, self._averager.scale)
+        self._start = None if waits else [tensor.clone() for tensor in own]
+        self.batch, self.is_under_way = batch, True
+        self._averager.begin(self._number + 2 * batch, 0, what)
+
+    def progress(self) -> None:
+        """Move on what is under way, without waiting."""
+        self._averager.progress()
+
+    @torch.no_grad()
+    def take_over(self, rate: float, momentum: float) -> None:
+        """Wait for the average, take an outer step with it, and go on from there with the local steps since ``begin``.
+
+        The outer step is that of ``torch.optim.SGD(nesterov=True)``, whose gradient is the average displacement.
+        """
+        self._averager.finish()
+        self.is_under_way = False
+        own, (start, self._start) = self._own(), (self._start, None)
+        gradient = self._means[: len(own)]
+        if momentum:
+            torch._foreach_mul_(self.momentum, momentum)
+            torch._foreach_add_(self.momentum, gradient)
+            torch._foreach_add_(gradient, self.momentum, alpha=momentum)
+        torch._foreach_add_(self.anchor, gradient, alpha=-rate)
+        if start is None:
+            torch._foreach_copy_(own, self.anchor)
+        else:
+            torch._foreach_sub_(own, start)
+            torch._foreach_add_(own, self.anchor)
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._means[len(own) :])
+
+    def drop(self) -> None:
+        """Wait for what is under way, and leave it."""
+        if self.is_under_way:
+            self._averager.finish()
+            self.is_under_way, self._start = False, None
+
+    def _own(self) -> list[torch.Tensor]:
+        return [parameter.detach() for parameter in self._parameters]
+
+
+def divide(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Which tensors are in which part: the largest first, each to the smallest part, so that neighbours are apart."""
+    if parts > len(sizes):
+        raise StrategyError(
+            f"fragments={parts}, but the model has {len(sizes)} tensors of parameters, and a fragment has one or more: "
+            f"use fragments={max(1, len(sizes))} or less"
+        )
+    divided: list[list[int]] = [[] for _ in range(parts)]
+    totals = [0] * parts
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        part = min(range(parts), key=lambda each: (totals[each], len(divided[each])))
+        divided[part].append(index)
+        totals[part] += sizes[index]
+    return [sorted(part) for part in divided]
