@@ -190,6 +190,12 @@ class Runtime:
         if traffic is not None:
             self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
 
+    def tell_sent(self) -> None:
+        """Let the launcher know how much this worker has handed to exchanges."""
+        sent = sum(strategy.sent for strategy in self.strategies)
+        if sent and self.config.rank == 0:
+            self.sink.put(Facts({"sent by a worker": f"{sent / 1e6:,.1f} MB"}))
+
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
         self._loops.append(id(loader))
@@ -374,6 +380,7 @@ def _say_goodbye(runtime: Runtime) -> None:
         if os.getpid() != process:
             return
         runtime.tell_traffic()
+        runtime.tell_sent()
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:
             runtime.communicator.nccl.close()

@@ -70,6 +70,7 @@ class DelayedTraining(Strategy):
         self.collector = Collector(
             members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
         )
+        self.collector.meanwhile = self._averager.progress
         self._leave_out_idle()
         ModelHooks(model, self.collector)
         self._original: Step = optimizer.step
@@ -206,7 +207,7 @@ class DelayedTraining(Strategy):
         code = self._fill(self._slots[id(self._averager.slots)])
         what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
         payload = code << _CODE | (zlib.crc32(self._sent) if 1 in self._sent else 0)
-        self._averager.start(self._number + number_rates(self._optimizer), payload, what)
+        self._averager.begin(self._number + number_rates(self._optimizer), payload, what)
         self.steps += 1
         self.exchanging += time.perf_counter() - begin
         return late
