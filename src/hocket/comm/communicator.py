@@ -145,6 +145,7 @@ class Communicator(ABC):
     def split_averager(self, layout: Layout) -> Averager:
         """The same, with halves between which data travels while this rank does other things."""
         return self.averager(layout)
+
     def on_loss(self, callback: Callable[[], None]) -> None:  # noqa: B027 - waits are woken by themselves
         """Have ``callback`` called, by another thread, when a rank is lost."""
 
