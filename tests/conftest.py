@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import secrets
 import sys
 import threading
@@ -25,6 +26,21 @@ os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a
 RIGS = f"t{SESSION[:6]}-"  # with which the names of all rigs of this session begin
 torch.set_num_threads(1)  # here; more of them would wait for each other while workers need the cores
 MARK = f"HOCKET_TEST_SESSION={SESSION}".encode()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every combination of parameters (tests/products.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "all_combinations: runs with --all only; others cover its parameters")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("all_combinations")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("all_combinations")]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -102,12 +118,23 @@ def _rigs() -> set[Path]:
     return {path for folder, prefix in places for path in Path(folder).glob(f"{prefix}{RIGS}*")}
 
 
+def _shared_memory() -> set[Path]:
+    """Files in shared memory, without those that torch has made for processes of others at work on this machine."""
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        owner = re.match(r"torch_(\d+)_", path.name)
+        theirs = _read(f"/proc/{owner[1]}/environ") if owner else b""
+        if not theirs or MARK in theirs.split(b"\0"):
+            found.add(path)
+    return found
+
+
 def _state(known: set[int]) -> dict[str, set[object]]:
     """What is there now, without the processes of the pool, ``known``."""
     return {
         "processes": (_children(os.getpid()) | _marked()) - {os.getpid(), *known},
         "threads": {thread.name for thread in threading.enumerate()},
-        "shared memory": set(Path("/dev/shm").iterdir()),
+        "shared memory": set(_shared_memory()),
         "rigs": set(_rigs()),
     }
 

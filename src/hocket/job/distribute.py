@@ -26,7 +26,7 @@ from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
-from hocket.strategies.choices import Choice
+from hocket.strategies.choices import Choice, Gossip, Served
 from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -115,7 +115,8 @@ def _train_together(
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.launched:
         choices.check_fit(choice, config.size, config.servers)
-    if config.size == 1 and told is None and runtime.client is None:
+    differs = config.launched and choices.differs_alone(choice)
+    if config.size == 1 and told is None and runtime.client is None and not differs:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         runtime.idle += [
             functools.partial(_alone, runtime.communicator, model, optimizer, elsewhere)
@@ -131,7 +132,7 @@ def _train_together(
         _check_same(runtime.communicator, members)
         if optimizer is not None:
             _check_same_optimizer(runtime.communicator, optimizer)
-        _start_equal(runtime.communicator, model, members if runtime.client is None else None)
+        _start_equal(runtime.communicator, model, None if isinstance(choice, Served) else members)
         if members.parameters:
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
@@ -172,7 +173,7 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module, serv
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
-        "communication": communicator.way,
+        "communication": "from worker to worker" if isinstance(choice, Gossip) else communicator.way,
         "survives loss": choices.survives_loss(choice, servers),
     }
 

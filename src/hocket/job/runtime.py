@@ -23,7 +23,7 @@ from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
-from hocket.events import Happening, NoSink, PipeSink, Progress, Sink, Stage, Traffic
+from hocket.events import Facts, Happening, Metrics, NoSink, PipeSink, Progress, Sink, Stage, Traffic
 from hocket.job import buffers, devices, rendezvous
 from hocket.job.randomness import RandomState
 from hocket.job.schedules import Following
@@ -137,7 +137,7 @@ class Runtime:
             loader: Of the loop.
             has_trained: Whether there were steps; else it was a glance at the data.
         """
-        self._end_loop(loader, settles=has_trained)
+        self._end_loop(loader, settles=has_trained or any(strategy.holds for strategy in self.strategies))
         self._left.append(id(loader))
         if self.step > self._step_of_batch:
             self.leave_no_trace()
@@ -172,14 +172,29 @@ class Runtime:
                 epoch, step, steps, samples, self.step, self.samples, self.communicator.waited, exchanging
             )
             self.sink.put(progress)
+            self._tell_news()
             if time.monotonic() > self._next_traffic:
                 self.tell_traffic()
+
+    def _tell_news(self) -> None:
+        """Let the launcher know what strategies have found out."""
+        for strategy in self.strategies:
+            if facts := strategy.take_facts():
+                self.sink.put(Facts(facts))
+            if measures := strategy.take_measures():
+                self.sink.put(Metrics(self.step, self.samples, time.time(), measures))
 
     def tell_traffic(self) -> None:
         """Let the launcher know what exchanges with other hosts took so far."""
         traffic, self._next_traffic = self.communicator.traffic, time.monotonic() + 1.0
         if traffic is not None:
             self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
+
+    def tell_sent(self) -> None:
+        """Let the launcher know how much this worker has handed to exchanges."""
+        sent = sum(strategy.sent for strategy in self.strategies)
+        if sent and self.config.rank == 0:
+            self.sink.put(Facts({"sent by a worker": f"{sent / 1e6:,.1f} MB"}))
 
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
@@ -215,6 +230,7 @@ class Runtime:
                 strategy.glance()
             elif not self.has_failed:
                 strategy.settle()
+        self._tell_news()
 
     def end_epoch(self, loader: object) -> None:
         """A training loop has come to the end of its loader; collective."""
@@ -364,6 +380,7 @@ def _say_goodbye(runtime: Runtime) -> None:
         if os.getpid() != process:
             return
         runtime.tell_traffic()
+        runtime.tell_sent()
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:
             runtime.communicator.nccl.close()

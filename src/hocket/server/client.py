@@ -48,6 +48,9 @@ class Client:
         self.tables = self.queues = self.passes = self.areas = 0
         self.paced: list[int] = []  # tables whose pushes follow the batches of training loops
         self.waited = 0.0
+        self.config: Config | None = None  # and the job's secret, of a worker that may open doors of its own
+        self.secret = b""
+        self.on_close: list[Callable[[], None]] = []
         self._meetings = 0
         remote = sum(not link.is_local for link in links)
         # One for each: a server may wait for another one, which waits for what this worker has for it.
@@ -110,7 +113,9 @@ class Client:
         return self.first.area
 
     def close(self) -> None:
-        """Say goodbye to all servers."""
+        """Say goodbye to all servers; before that, whatever is in ``on_close`` is called."""
+        while self.on_close:
+            self.on_close.pop()()
         for link in self.links:
             link.close()
         if self._pool is not None:
@@ -164,7 +169,9 @@ def open_client(config: Config, secret: bytes) -> Client:
     links = [WireLink("server 0", to_first, config.timeout)]
     for number, said in enumerate(known[1:], start=1):
         links.append(WireLink(f"server {number}", to_other(said), config.timeout))
-    return Client(config.rank, config.size, links)
+    client = Client(config.rank, config.size, links)
+    client.config, client.secret = config, secret
+    return client
 
 
 def _knock(config: Config, secret: bytes, said: dict[str, Any], deadline: float) -> Wire:

@@ -93,6 +93,9 @@ class Strategy(ABC):
     def flush(self) -> None:  # noqa: B027 - likewise
         """A training loop has come to its end: exchange what was still to be exchanged; not collective."""
 
+    def idle(self) -> None:  # noqa: B027 - likewise
+        """There is no batch for this worker, though others may hold some: nobody is to wait for it; not collective."""
+
     @property
     def holds(self) -> bool:
         """Whether there are gradients here of batches that others do not know of yet."""
@@ -100,6 +103,14 @@ class Strategy(ABC):
 
     def refresh(self) -> None:  # noqa: B027 - most have nothing to do
         """Have the parameters as others have made them by now; not collective."""
+
+    def take_measures(self) -> dict[str, float]:
+        """What was measured since the last call, by name, for the record of the run."""
+        return {}
+
+    def take_facts(self) -> dict[str, Any]:
+        """What is worth recording of the run, and has not been told yet."""
+        return {}
 
     def replica(self) -> dict[str, torch.Tensor] | None:
         """The parameters, by name, of which every rank has a copy that must be equal; None if they share one."""

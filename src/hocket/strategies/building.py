@@ -14,11 +14,14 @@ from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
 from hocket.strategies.choices import (
+    DMB,
     EASGD,
     Central,
     Choice,
     DiLoCo,
     Downpour,
+    FullBatch,
+    Gossip,
     Hogwild,
     LocalSGD,
     Mirrored,
@@ -26,9 +29,13 @@ from hocket.strategies.choices import (
     Switch,
 )
 from hocket.strategies.diloco import DiLoCoTraining
+from hocket.strategies.dmb import DelayedTraining
 from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.easgd import EASGDTraining
 from hocket.strategies.easgd_served import ServedEASGDTraining
+from hocket.strategies.full_batch import FullBatchTraining
+from hocket.strategies.gossip_pairs import PairedTraining
+from hocket.strategies.gossip_rounds import MixedTraining, PushSumTraining
 from hocket.strategies.hogwild import HogwildTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
@@ -48,7 +55,8 @@ def build(
     on_nan: str,
 ) -> Strategy:
     """The strategy that ``choice`` asks for, at work on ``model``; collective."""
-    if isinstance(choice, Mirrored) or (communicator.size == 1 and client is None):
+    alone = communicator.size == 1 and client is None and not choices.differs_alone(choice)
+    if isinstance(choice, Mirrored) or alone:
         return MirroredTraining(communicator, model, optimizer, members, on_nan)
     if optimizer is None:
         name = choices.write(choice).partition("(")[0]
@@ -73,6 +81,14 @@ def build(
     if isinstance(choice, Hogwild):
         assert client is not None
         return HogwildTraining(client, communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, DMB):
+        return DelayedTraining(communicator, model, optimizer, members, on_nan)
+    if isinstance(choice, FullBatch):
+        return FullBatchTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, Gossip):
+        assert client is not None
+        gossip = PairedTraining if choice.asynchronous else PushSumTraining if choice.push_sum else MixedTraining
+        return gossip(communicator, client, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)

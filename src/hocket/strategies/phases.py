@@ -63,6 +63,14 @@ class PhasedTraining(Strategy):
         self._now.exchanging += seconds - self.exchanging
 
     @property
+    def sent(self) -> int:
+        return sum(strategy.sent for strategy in self._strategies)
+
+    @sent.setter
+    def sent(self, nbytes: int) -> None:
+        self._now.sent += nbytes - self.sent
+
+    @property
     def skipped(self) -> int:
         return sum(strategy.skipped for strategy in self._strategies)
 
@@ -98,7 +106,9 @@ class PhasedTraining(Strategy):
         self._look(self._epoch)
 
     def settle(self) -> None:
+        self._now.counts_steps = self.counts_steps  # whether another loop goes on
         self._now.settle()
+        self._now.counts_steps = False
         if self.counts_steps:  # no loop goes on, so what comes is another epoch
             self._look(self._epoch + 1)
 
@@ -118,6 +128,15 @@ class PhasedTraining(Strategy):
 
     def refresh(self) -> None:
         self._now.refresh()
+
+    def glance(self) -> None:
+        self._now.glance()
+
+    def take_measures(self) -> dict[str, float]:
+        return self._now.take_measures()
+
+    def take_facts(self) -> dict[str, Any]:
+        return self._now.take_facts()
 
     def replica(self) -> dict[str, torch.Tensor] | None:
         return self._now.replica()

@@ -178,6 +178,7 @@ class ServedTraining(Strategy):
         if weight:
             self._multiply()
             self._bring(self._copy.gradients, self._gradients)
+            self.sent += sum(flat.nbytes for flat in self._gradients)
         factor = self._factor if weight else 0.0
         accepted = self._sparse.push(self._say(weight, None, groups), factor)
         if self._members.parameters or not self._sparse:
