@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test test-all lint types bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,8 +14,13 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready
 	$(BIN)/python examples/demo.py
 
+# Compiled once, or every process of a test would do it where PYTHONDONTWRITEBYTECODE is set.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m compileall -q src
+	$(BIN)/python tests/halves.py
+
+test-all: $(VENV)/ready
+	$(BIN)/python tests/halves.py --all
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import secrets
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,7 +24,23 @@ from hocket.rig.rig import down
 SESSION = secrets.token_hex(8)
 os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a test starts
 RIGS = f"t{SESSION[:6]}-"  # with which the names of all rigs of this session begin
+torch.set_num_threads(1)  # here; more of them would wait for each other while workers need the cores
 MARK = f"HOCKET_TEST_SESSION={SESSION}".encode()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every combination of parameters (tests/products.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "all_combinations: runs with --all only; others cover its parameters")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("all_combinations")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("all_combinations")]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,17 +56,28 @@ def pool() -> Iterator[Pool]:
     shared.close()
 
 
-def _children(pid: int) -> set[int]:
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+
+
+def _read(path: str) -> bytes:
+    """What is in a file of ``/proc``; nothing where the process is gone. These are many, and ``Path`` is slow."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _children(*pids: int) -> set[int]:
+    """The processes below ``pids``, at any depth."""
     found: set[int] = set()
     parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    todo = [pid]
+    for process in _processes():
+        fields = _read(f"/proc/{process}/stat").rpartition(b")")[2].split(None, 2)
+        if fields and fields[0] != b"Z":
+            parents.setdefault(int(fields[1]), []).append(process)
+    todo = list(pids)
     while todo:
         for child in parents.get(todo.pop(), []):
             found.add(child)
@@ -58,30 +87,28 @@ def _children(pid: int) -> set[int]:
 
 def _marked() -> set[int]:
     """Processes that some test of this session has started, children of ours or not."""
+    return {process for process in _processes() if MARK in _read(f"/proc/{process}/environ").split(b"\0")}
+
+
+def _listening() -> dict[str, str]:
+    """The sockets of this machine on which anybody listens: what a descriptor of one is called, and its address."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in _read(f"/proc/net/{name}").decode().splitlines()[1:]]
+    return {f"socket:[{fields[9]}]": f"tcp {fields[1]}" for fields in lines if fields[3] == "0A"}
+
+
+def _ports(pids: set[int], listening: dict[str, str]) -> set[str]:
+    """Those of ``listening`` that one of ``pids`` holds."""
     found = set()
-    for entry in Path("/proc").glob("[0-9]*/environ"):
+    for folder in (f"/proc/{pid}/fd" for pid in pids if listening):
         try:
-            if MARK in entry.read_bytes().split(b"\0"):
-                found.add(int(entry.parent.name))
+            links = os.listdir(folder)  # noqa: PTH208
         except OSError:
             continue
-    return found
-
-
-def _ports(pids: set[int]) -> set[str]:
-    """The sockets on which one of ``pids`` listens."""
-    lines = [
-        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
-    listening = {fields[9]: f"tcp {fields[1]}" for fields in lines if fields[3] == "0A"}
-    found = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
+        for link in links:
             try:
-                target = str(link.readlink())
+                found.add(listening.get(os.readlink(f"{folder}/{link}"), ""))  # noqa: PTH115
             except OSError:
                 continue
-            found.add(listening.get(target.removeprefix("socket:[").removesuffix("]"), ""))
     return found - {""}
 
 
@@ -91,13 +118,23 @@ def _rigs() -> set[Path]:
     return {path for folder, prefix in places for path in Path(folder).glob(f"{prefix}{RIGS}*")}
 
 
-def _state(pool_pids: set[int]) -> dict[str, set[object]]:
+def _shared_memory() -> set[Path]:
+    """Files in shared memory, without those that torch has made for processes of others at work on this machine."""
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        owner = re.match(r"torch_(\d+)_", path.name)
+        theirs = _read(f"/proc/{owner[1]}/environ") if owner else b""
+        if not theirs or MARK in theirs.split(b"\0"):
+            found.add(path)
+    return found
+
+
+def _state(known: set[int]) -> dict[str, set[object]]:
+    """What is there now, without the processes of the pool, ``known``."""
     return {
-        "processes": ({p for p in _children(os.getpid()) if p not in pool_pids} | _marked())
-        - {os.getpid(), *pool_pids},
+        "processes": (_children(os.getpid()) | _marked()) - {os.getpid(), *known},
         "threads": {thread.name for thread in threading.enumerate()},
-        "shared memory": set(Path("/dev/shm").iterdir()),
-        "ports": set(_ports({os.getpid(), *pool_pids})),
+        "shared memory": set(_shared_memory()),
         "rigs": set(_rigs()),
     }
 
@@ -105,14 +142,18 @@ def _state(pool_pids: set[int]) -> dict[str, set[object]]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(pool: Pool) -> Iterator[None]:
     """Five seconds after a test nothing may be there that was not there before."""
-    before = _state(set(pool.pids()))
+    before, others = _state(set(pool.pids())), _listening()
     yield
     deadline = time.monotonic() + 5
     while True:
         # The pool's own processes may have grown in number, and multiprocessing keeps one to count its resources.
-        known = {p for pid in pool.pids() for p in (pid, *_children(pid))} | _trackers()
+        known = {*pool.pids(), *_children(*pool.pids()), *_trackers()}
         after = _state(known)
         new = {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind]}
+        # The pool has many descriptors: they are looked at only where somebody listens who did not before.
+        listening = {name: address for name, address in _listening().items() if name not in others}
+        if ports := _ports({os.getpid(), *known}, listening):
+            new["ports"] = set(ports)
         if not new:
             return
         if time.monotonic() > deadline:

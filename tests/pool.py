@@ -13,7 +13,7 @@ import secrets
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -221,7 +221,7 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
     sys.path[:0] = paths
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     torch.set_num_threads(1)
-    served = 0
+    known = 0
     while True:
         try:
             module, name, args, fields = pipe.recv()
@@ -239,8 +239,20 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
             answer = ("error", (type(error).__name__, str(error), traceback.format_exc()))
         if runtime._current is not None:
             runtime._current.communicator.leave(answer[0] == "error")
+            _forget(runtime._current.parameters.values())
         runtime._current = None
         pipe.send(answer)
-        served += 1
-        if served % 8 == 0:
-            gc.collect()  # models and their hooks hold each other, and with them shared memory and its descriptors
+        del answer
+        result = None
+        gc.collect()  # models and their hooks hold each other, and with them shared memory and its descriptors
+        if len(sys.modules) != known:
+            known = len(sys.modules)
+            gc.freeze()  # or each collection would walk all that modules hold, 300,000 objects
+
+
+def _forget(parameters: Iterable[Any]) -> None:
+    """Remove the hooks through which trained parameters hold their strategy: the collector does not see these."""
+    for parameter in parameters:
+        for hooks in (parameter._post_accumulate_grad_hooks, parameter._backward_hooks):
+            if hooks:
+                hooks.clear()

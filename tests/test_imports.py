@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ NO_TORCH = [
 ]
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
@@ -39,6 +41,7 @@ def package(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """The packages of Hocket, and the libraries, that a module imports anywhere."""
     found = set()

@@ -36,11 +36,18 @@ if TYPE_CHECKING:
     from hocket.job.runtime import size as size
     from hocket.launch.function import launch as launch
     from hocket.strategies.choices import BSP as BSP
+    from hocket.strategies.choices import DMB as DMB
+    from hocket.strategies.choices import EASGD as EASGD
     from hocket.strategies.choices import PS as PS
     from hocket.strategies.choices import SSP as SSP
     from hocket.strategies.choices import Asynchronous as Asynchronous
     from hocket.strategies.choices import Central as Central
+    from hocket.strategies.choices import DiLoCo as DiLoCo
     from hocket.strategies.choices import Downpour as Downpour
+    from hocket.strategies.choices import FullBatch as FullBatch
+    from hocket.strategies.choices import Gossip as Gossip
+    from hocket.strategies.choices import Hogwild as Hogwild
+    from hocket.strategies.choices import LocalSGD as LocalSGD
     from hocket.strategies.choices import Mirrored as Mirrored
     from hocket.strategies.choices import Softsync as Softsync
 
@@ -49,6 +56,13 @@ __version__ = "0.1.0"
 # Loaded when first used: the command line must not wait for torch.
 _HOMES = {
     "PS": "hocket.strategies.choices",
+    "DMB": "hocket.strategies.choices",
+    "EASGD": "hocket.strategies.choices",
+    "DiLoCo": "hocket.strategies.choices",
+    "FullBatch": "hocket.strategies.choices",
+    "Gossip": "hocket.strategies.choices",
+    "Hogwild": "hocket.strategies.choices",
+    "LocalSGD": "hocket.strategies.choices",
     "BSP": "hocket.strategies.choices",
     "SSP": "hocket.strategies.choices",
     "Asynchronous": "hocket.strategies.choices",

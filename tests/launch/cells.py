@@ -150,16 +150,11 @@ def fail(x):
     raise ValueError(f"broken by {x}")  # as written here
 """
 
-CALLS = """
+FEW_CALLS = """
 RATE = 100  # defaults were evaluated before
 assert hocket.launch(train, 3, n=2) == ("logged", {
     "x": 3, "rate": 0.5, "act": 6, "plan": 0.25, "colour": "RED", "even": True, "sum": 4.0, "seven": (1, "two"),
     "shape": (1, 1), "root": 2.0, "who": (0, 2), "array": [1.0, 1.0], "kind": "base"})
-assert hocket.launch(one, 1, n=1) == 4
-assert [hocket.launch(f, *args, n=1) for f, args in zip(adder(7)[:2], [(1,), (2,)])] == [9, 7]
-assert hocket.launch(adder(7)[3], n=1) == 7
-assert hocket.launch(lambda f, plan: (f(5), RATE, double(1), plan.rate), factorial, PLAN, n=1) == (120, 100, 2, 0.25)
-assert hocket.launch(Net.half, 5, n=1) == 2.5
 assert hocket.launch(spawned, n=1) == [0, 1, 4, 9]
 try:
     hocket.launch(fail, "me", n=1)
@@ -171,6 +166,15 @@ else:
     raise AssertionError
 print("all well")
 """
+
+CALLS = """
+RATE = 100
+assert hocket.launch(one, 1, n=1) == 4
+assert [hocket.launch(f, *args, n=1) for f, args in zip(adder(7)[:2], [(1,), (2,)])] == [9, 7]
+assert hocket.launch(adder(7)[3], n=1) == 7
+assert hocket.launch(lambda f, plan: (f(5), RATE, double(1), plan.rate), factorial, PLAN, n=1) == (120, 100, 2, 0.25)
+assert hocket.launch(Net.half, 5, n=1) == 2.5
+""" + FEW_CALLS
 
 REFUSED = """
 import os, threading

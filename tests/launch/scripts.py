@@ -200,7 +200,7 @@ def main() -> None:
         import subprocess
 
         hocket.init()
-        subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)
+        subprocess.Popen(["/bin/sleep", *args], env={}, start_new_session=True)
     elif what == "long line":
         print("a" + "b" * 3_000_000 + "c", flush=True)
     elif what == "umlaut":

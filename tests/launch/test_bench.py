@@ -20,6 +20,14 @@ def test_the_bench_of_servers_measures_what_it_is_asked_to() -> None:
     assert rows[0]["asynchronous_samples/s"] > 0
 
 
+def test_the_bench_of_hogwild_has_speed_and_loss_of_each_way() -> None:
+    done = bench("hogwild", "--rounds", "1", "--samples", "2000", "--json")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)["rows"][0]
+    for name in ("plain", "hogwild", "locked"):
+        assert row[f"{name}_samples/s"] > 0 and 0 < row[f"{name}_loss"] < 0.7
+
+
 @pytest.mark.parametrize("args", [("server", "--parts", "moon")])
 def test_unknown_parts_are_told(args: tuple[str, ...]) -> None:
     done = bench(*args)

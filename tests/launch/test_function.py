@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,9 @@ def test_a_function_of_a_module_and_every_kind_of_plain_data() -> None:
 
 
 def test_it_works_where_torch_has_used_its_threads() -> None:
+    torch.set_num_threads(2)
     (torch.randn(400, 400) @ torch.randn(400, 400)).sum()
+    torch.set_num_threads(1)
     results: list[float] = []
     thread = threading.Thread(target=lambda: results.append(hocket.launch(functions.total, torch.ones(3), n=2)))
     thread.start()
@@ -146,7 +149,7 @@ def test_functions_of_a_notebook(shell: str) -> None:
 
 def test_functions_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(cells.DEFINITIONS + cells.CALLS)  # without a guard: workers do not run the script
+    script.write_text(cells.DEFINITIONS + cells.FEW_CALLS)  # without a guard: workers do not run the script
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0 and done.stdout.count("all well") == 1, done.stderr
 
@@ -161,19 +164,23 @@ def test_what_cannot_be_sent_is_named_with_a_remedy(shell: str) -> None:
         assert message in line
 
 
-def sleeper() -> subprocess.Popen[str]:
+@contextmanager
+def sleeper() -> Iterator["subprocess.Popen[str]"]:
     """A process in ``hocket.launch()``, with workers that sleep."""
     code = "import hocket\nfrom launch import functions\nhocket.launch(functions.sleep, 600, n=2)"
     path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "sleeping" in line:
-            break
-    return process
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if "sleeping" in line:
+                    break
+            yield process
+        finally:
+            process.kill()
 
 
 def test_an_interrupt_ends_the_job_and_comes_back() -> None:

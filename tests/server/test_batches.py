@@ -31,7 +31,7 @@ def test_every_batch_is_done_once_whatever_happens(data: st.DataObject, total: i
     length = total if known else None
     for _ in range(data.draw(st.integers(0, 60))):
         rank = data.draw(st.integers(0, workers - 1))
-        what = data.draw(st.sampled_from(["take", "take", "apply", "finish", "give back", "die"]))
+        what = data.draw(st.sampled_from(["take", "take", "lease", "apply", "finish", "give back", "die"]))
         if what == "take":
             found = queue.take(rank, 1, length)
             if isinstance(found, int) and found >= total:
@@ -39,6 +39,10 @@ def test_every_batch_is_done_once_whatever_happens(data: st.DataObject, total: i
                 length = total
             elif isinstance(found, int):
                 held[rank].append(found)
+        elif what == "lease":
+            more = queue.take_more(rank, 1, data.draw(st.integers(0, 5)), workers)
+            assert all(number < total for number in more)
+            held[rank] += more
         elif what == "die":
             lost = queue.lose(rank)
             assert lost == sorted(held[rank])
@@ -105,6 +109,20 @@ def test_waiting_has_a_deadline_that_names_who_holds_the_last() -> None:
     queue.take(1, 1, 2)
     with pytest.raises(DeadlineExceeded, match=r"ranks 1, 3 did not end a batch within 0.05 s"):
         queue.take(0, 1, 2, ignore)
+
+
+def test_a_lease_leaves_enough_for_the_others() -> None:
+    queue, total = make(), 100
+    assert queue.take_more(0, 1, 10, 4) == []  # of an epoch that nobody has begun
+    assert queue.take(0, 1, total) == 0
+    assert queue.take_more(0, 1, 10, 4) == list(range(1, 11))
+    assert queue.take_more(1, 1, 99, 4) == list(range(11, 22))  # an eighth of the 89 that are left
+    while isinstance(queue.take(1, 1, total), int):
+        left = total - len(queue._now.held)
+        assert len(queue.take_more(1, 1, 99, 4)) == left // 8
+    queue.lose(1)
+    assert queue.take_more(2, 1, 3, 1) == [11, 12, 13]
+    assert make().take_more(0, 0, 5, 1) == []  # nobody knows how many there are
 
 
 def test_an_epoch_that_is_over_stays_so() -> None:

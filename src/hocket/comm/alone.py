@@ -53,3 +53,5 @@ class AloneCommunicator(Communicator):
 
     def leave(self, failed: bool) -> None:
         """Nobody to tell."""
+        if self._beside is not None:
+            self._beside.close()

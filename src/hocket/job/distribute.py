@@ -26,7 +26,7 @@ from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
-from hocket.strategies.choices import EASGD, Choice, Served
+from hocket.strategies.choices import Choice, Gossip, Served
 from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -96,7 +96,7 @@ def _train_together(
     config = runtime.config
     chosen = config.strategy or strategy or configuration.SETTINGS["strategy"].default
     choice = choices.parse(chosen) if isinstance(chosen, str) else chosen
-    if not isinstance(choice, tuple(choices.TABLE.values())):
+    if not isinstance(choice, Choice):
         raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
     choice = choices.parse(choices.write(choice))  # with a look at every value
     told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)
@@ -115,7 +115,12 @@ def _train_together(
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.launched:
         choices.check_fit(choice, config.size, config.servers)
-    if config.size == 1 and told is None and runtime.client is None:
+    if (
+        config.size == 1
+        and told is None
+        and runtime.client is None
+        and not (config.launched and isinstance(choice, choices.DMB))
+    ):
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         runtime.idle += [
             functools.partial(_alone, runtime.communicator, model, optimizer, elsewhere)
@@ -131,7 +136,7 @@ def _train_together(
         _check_same(runtime.communicator, members)
         if optimizer is not None:
             _check_same_optimizer(runtime.communicator, optimizer)
-        _start_equal(runtime.communicator, model, members if runtime.client is None else None)
+        _start_equal(runtime.communicator, model, None if isinstance(choice, Served) else members)
         if members.parameters:
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
@@ -172,8 +177,8 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module, serv
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "threads": torch.get_num_threads(),
-        "communication": communicator.way,
-        "survives loss": isinstance(choice, Served) or (isinstance(choice, EASGD) and servers > 0),
+        "communication": "from worker to worker" if isinstance(choice, Gossip) else communicator.way,
+        "survives loss": choices.survives_loss(choice, servers),
     }
 
 

@@ -23,9 +23,10 @@ from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
-from hocket.events import Facts, Happening, NoSink, PipeSink, Progress, Sink, Stage, Traffic
+from hocket.events import Facts, Happening, Metrics, NoSink, PipeSink, Progress, Sink, Stage, Traffic
 from hocket.job import buffers, devices, rendezvous
 from hocket.job.randomness import RandomState
+from hocket.job.schedules import Following
 from hocket.server.client import Client
 from hocket.server.communicator import ServedCommunicator
 from hocket.strategies.base import Strategy
@@ -61,7 +62,10 @@ class Runtime:
         self.metrics: dict[str, float] = {}
         self.weight = 1.0
         self.sink: Sink = sink or NoSink()
+        self._agreed: int | None = None
+        self.own, self.pace = 0, 0.0  # batches of the loop that goes on: of this worker, and of all on the average
         self.has_failed = False  # an exception ends the script
+        self._following: Following | None = None
         self._loops: list[int] = []  # training loops that go on
         self._weights: dict[int, float] = {}
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
@@ -86,6 +90,25 @@ class Runtime:
     def step(self) -> int:
         """Steps that the optimizer has taken (the busiest one, if there are several)."""
         return max((counter.steps for counter in self.counters), default=self.batches)
+
+    @property
+    def common_step(self) -> int:
+        """The same on all ranks: where these advance unevenly, what they agreed on at the end of the last round."""
+        return self.step if self._agreed is None else self._agreed // self.config.size
+
+    def restart(self, step: int) -> None:
+        """Go on from a checkpoint of that step."""
+        if self.client is None and any(strategy.is_uneven for strategy in self.strategies):
+            self._agreed = step * self.config.size
+
+    def agree(self, batches: int, samples: int) -> None:
+        """All ranks together have had so many batches more, and the others so many samples."""
+        self._agreed = (self._agreed or 0) + batches
+        self.samples += samples
+
+    def follow(self, pace: float) -> None:
+        """Workers advance unevenly: so many batches there were for each, on the average, in the loop that goes on."""
+        self.own, self.pace = self.own + 1, pace
 
     def wake(self) -> list[Strategy]:
         """All strategies, those that were not needed so far included."""
@@ -114,7 +137,7 @@ class Runtime:
             loader: Of the loop.
             has_trained: Whether there were steps; else it was a glance at the data.
         """
-        self._end_loop(loader, settles=has_trained)
+        self._end_loop(loader, settles=has_trained or any(strategy.holds for strategy in self.strategies))
         self._left.append(id(loader))
         if self.step > self._step_of_batch:
             self.leave_no_trace()
@@ -149,8 +172,17 @@ class Runtime:
                 epoch, step, steps, samples, self.step, self.samples, self.communicator.waited, exchanging
             )
             self.sink.put(progress)
+            self._tell_news()
             if time.monotonic() > self._next_traffic:
                 self.tell_traffic()
+
+    def _tell_news(self) -> None:
+        """Let the launcher know what strategies have found out."""
+        for strategy in self.strategies:
+            if facts := strategy.take_facts():
+                self.sink.put(Facts(facts))
+            if measures := strategy.take_measures():
+                self.sink.put(Metrics(self.step, self.samples, time.time(), measures))
 
     def tell_traffic(self) -> None:
         """Let the launcher know what exchanges with other hosts took so far."""
@@ -167,6 +199,9 @@ class Runtime:
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
         self._loops.append(id(loader))
+        self.own, self.pace = 0, 0.0
+        if self._following is None and any(strategy.is_uneven for strategy in self.strategies):
+            self._following = Following(self, [counter.optimizer for counter in self.counters])
         for strategy in self.strategies:
             strategy.counts_steps = False
             if self._loops[0] == id(loader):
@@ -179,19 +214,23 @@ class Runtime:
             loader: Of the loop.
             samples: That this worker had in it.
         """
-        if self._loops and self._loops[0] == id(loader):
+        if self._loops and self._loops[0] == id(loader) and not self.has_failed:
             for strategy in self.strategies:
                 strategy.end_batch(samples)
 
     def _end_loop(self, loader: object, *, settles: bool) -> None:
         if id(loader) in self._loops:
             self._loops.remove(id(loader))
+        if self._following is not None and not self._loops:
+            self._following.end()
+            self._following = None
         for strategy in self.strategies:
             strategy.counts_steps = not self._loops
             if not settles:
                 strategy.glance()
             elif not self.has_failed:
                 strategy.settle()
+        self._tell_news()
 
     def end_epoch(self, loader: object) -> None:
         """A training loop has come to the end of its loader; collective."""
@@ -251,7 +290,7 @@ class StepCounter:
     """Counts the steps of one optimizer, those that are skipped left out."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.steps = 0
+        self.optimizer, self.steps = optimizer, 0
         optimizer.register_step_post_hook(self._count)
 
     def _count(self, *_: object) -> None:

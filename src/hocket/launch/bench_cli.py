@@ -73,6 +73,18 @@ def step(
 
 
 @app.command()
+def local(
+    rounds: _Rounds = 3,
+    hosts: Annotated[int, typer.Option(min=2, help="On a rig of so many hosts, made for this.")] = 4,
+    rate: Annotated[str | None, typer.Option(help="What each of these hosts can send.")] = "100mbit",
+    as_json: _Json = False,
+) -> None:
+    """Local steps over slow links: samples per second of local_sgd and diloco against DistributedDataParallel."""
+    with Rig.up(hosts, rate, name=f"bench{os.getpid()}") as rig:
+        _run("local", str(hosts), as_json, [str(rounds)], rig=rig, where=f"{hosts} hosts, {rate or 'unlimited'}/s")
+
+
+@app.command()
 def memory(workers: _Workers = "2", as_json: _Json = False) -> None:
     """What a job takes for a 10M-parameter model with Adam: with a replica each, and with one copy."""
     _run("memory", workers, as_json, ["mirrored"], ["central"], ["central(fused=True)"])
@@ -117,6 +129,27 @@ def server(
         found = [_cell(row, key) + " " + key.replace("_", " ") for key in row if key not in ("part", "what")]
         print(f"  {row['part']:<10} {row['what']:<34} " + ", ".join(f for f in found if not f.endswith("ratio")))
     print("Medians over the rounds; × compares with ray, one server or bsp, within a round.")
+
+
+@app.command()
+def hogwild(
+    workers: _Workers = "2",
+    rounds: _Rounds = 5,
+    samples: Annotated[int, typer.Option(min=1000, help="Of one pass; each has 100 of a million features.")] = 200_000,
+    as_json: _Json = False,
+) -> None:
+    """Sparse logistic regression without locks, and with one, against one plain process."""
+    count = machine.worker_count(workers)
+    job = Job(("-m", "hocket.bench.hogwild"), count, {"servers": "1"})
+    row = _measure(job, [str(rounds), str(samples)])[0]
+    if as_json:
+        print(json.dumps({"cores": machine.cores(), "cpu": machine.cpu(), "rows": [row]}, indent=1))
+        return
+    print(f"hogwild, on {machine.cores()} cores ({machine.cpu()}): {row['what']}")
+    for name in ("plain", "hogwild", "locked"):
+        speed, cpu = _cell(row, f"{name}_samples/s"), row[f"{name} CPU_µs/sample"]
+        print(f"  {name:<8} {speed} samples/s, {cpu:.1f} µs of processor time each, loss {row[f'{name}_loss']:.5f}")
+    print(f"Medians over the rounds; × is against plain. Without a lock {row['than locked_×']:.2f}× as fast as with.")
 
 
 _SERVER_PARTS: dict[str, tuple[str, int, int, dict[str, str]]] = {

@@ -64,6 +64,8 @@ class ServedSummary:
             found["staleness"] = f"mean {_mean(total):.1f}, most {max(total)}"
         found |= {f"rank {rank}": str(worker) for rank, worker in workers.items()}
         for server, record in sorted(self._last.items()):
+            if not (record.workers or record.updates or record.received):
+                continue  # it holds no parameters, and only deals out batches
             found[f"server {server} on {record.host}"] = _load(record)
         if late := {rank: worker.late for rank, worker in workers.items() if worker.late}:
             found["pushes refused as too late"] = ", ".join(f"{times:,} of rank {rank}" for rank, times in late.items())

@@ -45,6 +45,7 @@ class Answer(NamedTuple):
 
     head: dict[str, Any]
     parts: list[memoryview] = []
+    area: Area | None = None  # that goes with it, to a worker of this host
 
 
 class Answers:
@@ -75,6 +76,7 @@ class Answers:
             Kind.VERSION: self._version,
             Kind.BACK: self._back,
             Kind.LIVE: self._live,
+            Kind.SHARE: self._share,
         }
 
     def answer(self, kind: int, head: dict[str, Any], body: Body) -> Answer:
@@ -208,7 +210,11 @@ class Answers:
             queue.end(epoch, int(head["end"]))
         total = None if head["total"] is None else int(head["total"])
         if not head["wait"]:
-            return Answer({"batch": queue.take(self._rank, epoch, total)})
+            found = queue.take(self._rank, epoch, total)
+            more: list[int] = []
+            if isinstance(found, int) and head.get("more"):
+                more = queue.take_more(self._rank, epoch, int(head["more"]), len(self._service.live))
+            return Answer({"batch": found, "more": more})
         idle = self._service.meetings.idle
         idle.add(self._rank)
         try:
@@ -225,8 +231,13 @@ class Answers:
     def _live(self, _: dict[str, Any], __: Body) -> Answer:
         return Answer({"ranks": self._service.live})
 
+    def _share(self, head: dict[str, Any], _: Body) -> Answer:
+        return Answer({"shared": True}, area=self._service.share(int(head["number"]), int(head["nbytes"])))
+
     def _queue(self, head: dict[str, Any], _: Body) -> Answer:
-        return Answer({"state": self._service.queue(int(head["queue"])).state()})
+        queue = self._service.queue(int(head["queue"]))
+        queue.finish(self._rank, tuple(int(number) for number in head.get("done", ())))
+        return Answer({"state": queue.state()})
 
     def _restore(self, head: dict[str, Any], _: Body) -> Answer:
         self._service.queue(int(head["queue"])).restore(head["state"])

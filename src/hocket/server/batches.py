@@ -76,6 +76,27 @@ class Batches:
                 now.held[number] = rank
                 return number
 
+    def take_more(self, rank: int, epoch: int, count: int, workers: int) -> list[int]:
+        """Up to ``count`` more batches for a worker that just took one; fewer towards the end, so that none is idle.
+
+        Half of what would be its part of the rest, if all of the ``workers`` were equally fast (guided
+        self-scheduling, Polychronopoulos and Kuck 1987).
+        """
+        with self._condition:
+            now = self._now
+            if epoch != now.number or now.total is None:
+                return []
+            left = len(now.again) + now.total - now.next
+            taken = []
+            for _ in range(min(count, left // (2 * max(workers, 1)))):
+                if now.again:
+                    number = now.again.pop(0)
+                else:
+                    number, now.next = now.next, now.next + 1
+                now.held[number] = rank
+                taken.append(number)
+            return sorted(taken)
+
     def end(self, epoch: int, total: int) -> None:
         """There are only so many batches."""
         with self._condition:

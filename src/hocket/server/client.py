@@ -15,6 +15,7 @@ from hocket.server.front import connect, encrypted
 from hocket.server.link import Link, WireLink, join
 from hocket.server.terms import Kind
 from hocket.transport import door
+from hocket.transport.area import Area
 from hocket.transport.wire import Wire
 
 
@@ -38,15 +39,18 @@ class Client:
 
     Attributes:
         turn: What is said of the next push.
-        tables: How many tables this worker has defined; ``queues`` and ``passes`` over data likewise.
+        tables: How many tables this worker has defined; ``queues``, ``passes`` over data and shared ``areas`` likewise.
     """
 
     def __init__(self, rank: int, workers: int, links: Sequence[Link]) -> None:
         self.rank, self.workers, self.links = rank, workers, list(links)
         self.turn = Turn()
-        self.tables = self.queues = self.passes = 0
+        self.tables = self.queues = self.passes = self.areas = 0
         self.paced: list[int] = []  # tables whose pushes follow the batches of training loops
         self.waited = 0.0
+        self.config: Config | None = None  # and the job's secret, of a worker that may open doors of its own
+        self.secret = b""
+        self.on_close: list[Callable[[], None]] = []
         self._meetings = 0
         remote = sum(not link.is_local for link in links)
         # One for each: a server may wait for another one, which waits for what this worker has for it.
@@ -98,8 +102,20 @@ class Client:
         ranks: list[int] = self.first.request(Kind.LIVE, {})[0]["ranks"]
         return ranks
 
+    def share(self, nbytes: int) -> Area:
+        """Memory of server 0 that all workers map, who ask for it in the same order; all zero at first.
+
+        Whoever dies leaves it to the others. Only on one host.
+        """
+        self.first.request(Kind.SHARE, {"number": self.areas, "nbytes": nbytes})
+        self.areas += 1
+        assert self.first.area is not None
+        return self.first.area
+
     def close(self) -> None:
-        """Say goodbye to all servers."""
+        """Say goodbye to all servers; before that, whatever is in ``on_close`` is called."""
+        while self.on_close:
+            self.on_close.pop()()
         for link in self.links:
             link.close()
         if self._pool is not None:
@@ -153,7 +169,9 @@ def open_client(config: Config, secret: bytes) -> Client:
     links = [WireLink("server 0", to_first, config.timeout)]
     for number, said in enumerate(known[1:], start=1):
         links.append(WireLink(f"server {number}", to_other(said), config.timeout))
-    return Client(config.rank, config.size, links)
+    client = Client(config.rank, config.size, links)
+    client.config, client.secret = config, secret
+    return client
 
 
 def _knock(config: Config, secret: bytes, said: dict[str, Any], deadline: float) -> Wire:

@@ -1,12 +1,16 @@
-"""A worker's end of a shared queue: it takes one batch after the other, as it gets ready."""
+"""A worker's end of a shared queue: it takes one batch after the other, as it gets ready, or several at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hocket.server.client import Client
 from hocket.server.terms import Kind
+
+_LEASE = 0.03  # seconds that the batches of one lease are to take
+_MOST = 256
 
 
 class Deal:
@@ -14,15 +18,22 @@ class Deal:
 
     Args:
         client: To the servers.
+        clock: Tells the time.
+
+    Attributes:
+        leases: Whether several batches are taken at once, if they are done in a moment. What a worker has done of
+            them, the queue hears with the next question.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._clock = client, clock
         self.number, client.queues = client.queues, client.queues + 1
+        self.leases = False
         self._finished: list[int] = []
         self._end: int | None = None
         self._last: tuple[int, int | None] = 0, None
-        self._kept: int | None = None  # taken already
+        self._taken: list[int] = []  # already, of the epoch that was asked for last
+        self._asked, self._got = 0.0, 0  # when, and how many it were
 
     def take(self, epoch: int, total: int | None) -> int | None:
         """The next batch of an epoch for this worker, or None when there is none to be had now.
@@ -31,12 +42,15 @@ class Deal:
             epoch: Of the loader.
             total: How many batches it has, if that is known.
         """
+        if epoch != self._last[0]:
+            self._taken, self._got = [], 0
         self._last = epoch, total
-        found: int | str | None = self._kept
-        self._kept = None
-        if found is None:
-            found = self._ask(epoch, total, wait=False)
-        return found if isinstance(found, int) else None
+        if not self._taken:
+            found, more = self._ask(epoch, total, wait=False)
+            if not isinstance(found, int):
+                return None
+            self._taken = sorted([found, *more])
+        return self._taken.pop(0)
 
     def wait(self) -> bool:
         """Whether there is one after all; blocks while others hold batches that may come back, and nobody waits for it.
@@ -45,10 +59,10 @@ class Deal:
         """
         turn = self._client.turn.epoch
         self._client.tell(Kind.LEAVE, {"epoch": turn, "tables": self._client.paced})
-        found = self._ask(*self._last, wait=True)
+        found, _ = self._ask(*self._last, wait=True)
         if not isinstance(found, int):
             return False
-        self._kept = found
+        self._taken = [found]
         self._client.tell(Kind.ENTER, {"epoch": turn, "tables": self._client.paced})
         return True
 
@@ -61,21 +75,23 @@ class Deal:
         self._end = total
 
     def give_back(self, numbers: Sequence[int]) -> None:
-        """Batches that this worker took and will not use are for others."""
-        head = {"queue": self.number, "numbers": list(numbers), "done": self._finished}
-        self._finished = []
+        """Batches that this worker took and will not use are for others, with those that it has not even asked for."""
+        head = {"queue": self.number, "numbers": [*numbers, *self._taken], "done": self._finished}
+        self._finished, self._taken = [], []
         self._client.first.request(Kind.BACK, head)
 
     def state(self) -> dict[str, Any]:
         """Which batches are not done, for a checkpoint."""
-        state: dict[str, Any] = self._client.first.request(Kind.QUEUE, {"queue": self.number})[0]["state"]
+        head = {"queue": self.number, "done": self._finished}
+        self._finished = []
+        state: dict[str, Any] = self._client.first.request(Kind.QUEUE, head)[0]["state"]
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from there; one worker does so, before any takes a batch."""
         self._client.first.request(Kind.RESTORE, {"queue": self.number, "state": state})
 
-    def _ask(self, epoch: int, total: int | None, *, wait: bool) -> int | str:
+    def _ask(self, epoch: int, total: int | None, *, wait: bool) -> tuple[int | str, list[int]]:
         head = {
             "queue": self.number,
             "epoch": epoch,
@@ -83,7 +99,17 @@ class Deal:
             "done": self._finished,
             "end": self._end,
             "wait": wait,
+            "more": self._wanted() - 1,
         }
         self._finished, self._end = [], None
-        found: int | str = self._client.first.request(Kind.NEXT, head)[0]["batch"]
-        return found
+        answer = self._client.first.request(Kind.NEXT, head)[0]
+        more: list[int] = answer.get("more", [])
+        self._asked, self._got = self._clock(), 1 + len(more)
+        return answer["batch"], more
+
+    def _wanted(self) -> int:
+        """As many batches as take a moment, going by those before them; not many more than last time."""
+        if not self.leases or not self._got:
+            return 1
+        each = (self._clock() - self._asked) / self._got
+        return max(1, min(int(_LEASE / max(each, 1e-6)), 2 * self._got, _MOST))

@@ -99,6 +99,7 @@ class DirectLink(Link):
         assert self._finish is not None
         work, self._finish = self._finish, None
         answer = work()
+        self.area = answer.area
         if into is None:
             return answer.head, b"".join(answer.parts)
         if sum(part.nbytes for part in into) != sum(part.nbytes for part in answer.parts):

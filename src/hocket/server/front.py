@@ -74,6 +74,7 @@ class Front:
             wire.close()
         if self._first is not None:
             self._first.close()
+        self._service.close()
 
     def _open(self) -> None:
         config, number = self._config, self._config.server or 0

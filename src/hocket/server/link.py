@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -30,6 +31,12 @@ class Link(ABC):
 
     is_local: bool
     """Whether the server is on this host, and can be given shared memory."""
+
+    area: Area | None = None
+    """The shared memory that came with the last answer, if there was any."""
+
+    timeout: float = math.inf
+    """Seconds that the worker may have to wait for others."""
 
     def request(
         self,
@@ -74,7 +81,7 @@ class WireLink(Link):
     """
 
     def __init__(self, name: str, connect: Callable[[float], Wire], timeout: float) -> None:
-        self._name, self._connect, self._timeout = name, connect, timeout
+        self._name, self._connect, self.timeout = name, connect, timeout
         self._sequence = 0
         self._request: tuple[int, dict[str, Any], Sequence[memoryview], Area | None] = (0, {}, (), None)
         self._failure: Exception | None = None  # of a request that could not be sent
@@ -181,7 +188,7 @@ class WireLink(Link):
         wire = self._wire
         if wire is None:
             raise Closed("there is no connection")
-        wire.connection.settimeout(self._timeout + _SLACK)
+        wire.connection.settimeout(self.timeout + _SLACK)
         try:
             while True:
                 try:
@@ -195,6 +202,8 @@ class WireLink(Link):
                     wire.receive_bytes(message.body)  # of a request that was sent twice
                     continue
                 break
+            if message.head.get("shared"):
+                self.area = Area(_take(wire))
             if into is None or message.kind == Kind.ERROR:
                 return message, wire.receive_bytes(message.body)
             if sum(part.nbytes for part in into) != message.body:
@@ -205,7 +214,7 @@ class WireLink(Link):
             raise self._is_silent() from None
 
     def _is_silent(self) -> ServerLost:
-        return ServerLost(f"{self._name} has not answered for {self._timeout + _SLACK:g} s: is its process stopped?")
+        return ServerLost(f"{self._name} has not answered for {self.timeout + _SLACK:g} s: is its process stopped?")
 
     def _reconnect(self, error: Exception) -> None:
         self._drop()
@@ -251,6 +260,13 @@ def join(wire: Wire, rank: int, nonce: str, deadline: float) -> dict[str, Any]:
             raise JobError("a server did not answer in time: see its output") from None
         raise
     return message.head
+
+
+def _take(wire: Wire) -> int:
+    try:
+        return handoff.take(wire.connection)
+    except (OSError, JobError) as error:
+        raise Closed(f"no shared memory came ({error})") from error
 
 
 def _error(message: Message) -> HocketError:

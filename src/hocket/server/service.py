@@ -59,6 +59,7 @@ class Service:
         self.meetings = Meetings(make_condition(), workers, timeout, clock)
         self.norms = Meetings(make_condition(), servers, timeout, clock)
         self._queues: dict[int, Batches] = {}
+        self._areas: dict[int, Area] = {}
 
     def define(self, rank: int, definition: Definition, area: Area | None) -> None:
         """A worker describes a table, the same as the others do, and takes its place at it."""
@@ -87,6 +88,29 @@ class Service:
             if number not in self._queues:
                 self._queues[number] = Batches(self._make_condition(), self._timeout, self._clock)
             return self._queues[number]
+
+    def share(self, number: int, nbytes: int) -> Area:
+        """Memory that all workers of this host have in common: the first who asks has it made.
+
+        Args:
+            number: Of the area, the same for all workers.
+            nbytes: How large it is to be, likewise.
+        """
+        with self._lock:
+            if number not in self._areas:
+                self._areas[number] = Area.create(nbytes, "parameters")
+            area = self._areas[number]
+            if area.nbytes != Area.size(nbytes):
+                raise MismatchError(
+                    f"{nbytes:,} bytes of shared memory, and another worker has asked for {area.nbytes:,}: build the "
+                    "same model on every rank"
+                )
+            return area
+
+    def close(self) -> None:
+        """Give up what would outlive this server in a process that goes on."""
+        for area in self._areas.values():
+            area.close_descriptor()
 
     def add(self, number: int, table: int, update: int, value: float) -> float:
         """On server 0: the sum of what all servers tell for an update of a table; blocks until all have.

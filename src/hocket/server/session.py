@@ -78,6 +78,8 @@ class Session:
                 peer.sequence = message.sequence
             kind, answer = peer.answer
             self._wire.send(kind, message.sequence, answer.head, answer.parts)
+            if answer.area is not None:
+                self._give(answer.area)
 
     def _answer(self, message: Message, body: _WireBody) -> tuple[int, Answer]:
         """Whatever goes wrong with a message is an answer, too: it must not be done a second time."""
@@ -101,6 +103,12 @@ class Session:
             )
         body.drop()
         return Kind.ERROR, Answer({"error": type(told).__name__, "text": str(told)})
+
+    def _give(self, area: Area) -> None:
+        try:
+            handoff.give(self._wire.connection, area.descriptor)
+        except OSError as error:
+            raise Closed(str(error)) from error
 
     def _note(self, ranks: list[int], seconds: float) -> None:
         """To where the worker is now; that it may have gone is found out when it is answered."""

@@ -30,6 +30,7 @@ class Kind(IntEnum):
     BYE = 17
     BACK = 18
     LIVE = 19
+    SHARE = 20
     REPLY = 32
     NOTE = 33
     ERROR = 34

@@ -23,6 +23,9 @@ class Strategy(ABC):
     survives_loss: ClassVar[bool] = False
     """Whether the others go on when a worker is lost; if not, the job ends."""
 
+    leases: ClassVar[bool] = False
+    """Whether a worker may take several batches of the shared queue at once: nobody waits for their gradients."""
+
     collector: Collector
     """Where gradients arrive."""
 
@@ -47,6 +50,9 @@ class Strategy(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
         self.steps = state["steps"]
+
+    is_uneven: bool = False
+    """Whether workers may be at different batches."""
 
     counts_steps: bool = True
     """Whether the script has no training loop over a loader of ours, so that its steps stand for batches."""
@@ -94,6 +100,14 @@ class Strategy(ABC):
 
     def refresh(self) -> None:  # noqa: B027 - most have nothing to do
         """Have the parameters as others have made them by now; not collective."""
+
+    def take_measures(self) -> dict[str, float]:
+        """What was measured since the last call, by name, for the record of the run."""
+        return {}
+
+    def take_facts(self) -> dict[str, Any]:
+        """What is worth recording of the run, and has not been told yet."""
+        return {}
 
     def replica(self) -> dict[str, torch.Tensor] | None:
         """The parameters, by name, of which every rank has a copy that must be equal; None if they share one."""

@@ -59,8 +59,15 @@ class Blend:
 
 
 @torch.no_grad()
-def average_once(communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
-    """The same, without any memory that stays: many at a time, as few messages as possible."""
+def average_once(communicator: Communicator, tensors: Sequence[torch.Tensor], mass: float | None = None) -> None:
+    """The same, without any memory that stays: many at a time, as few messages as possible.
+
+    Args:
+        communicator: The workers.
+        tensors: Are replaced by their means.
+        mass: What this rank counts, if ranks do not count alike; it travels with the tensors, so that means are right
+            though a rank may be lost on the way.
+    """
     groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
@@ -69,15 +76,25 @@ def average_once(communicator: Communicator, tensors: Sequence[torch.Tensor]) ->
             nbytes = itertools.accumulate(tensor.nbytes for tensor in group)
             count = max(1, sum(total <= _AT_ONCE for total in nbytes))
             flat = torch.cat([tensor.reshape(-1) for tensor in group[:count]])
-            communicator.allreduce(flat, "mean")
+            if mass is None:
+                communicator.allreduce(flat, "mean")
+            else:
+                flat = _average_by_mass(communicator, flat, mass)
             for tensor, values in zip(group, flat.split([t.numel() for t in group[:count]]), strict=False):
                 tensor.copy_(values.view(tensor.shape))
             del group[:count]
 
 
+def _average_by_mass(communicator: Communicator, flat: torch.Tensor, mass: float) -> torch.Tensor:
+    wide = flat if flat.dtype.itemsize >= 4 else flat.float()
+    both = torch.cat([wide * mass, wide.new_tensor([mass])])
+    communicator.allreduce(both, "sum")
+    return both[:-1] / both[-1]
+
+
 def floating_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Those that have a mean."""
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    """Those that have a mean; a mask of infinite numbers has none."""
+    return [b for b in model.buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())]
 
 
 def state_tensors(optimizer: Optimizer | None) -> Iterator[torch.Tensor]:

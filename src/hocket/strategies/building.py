@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -11,15 +13,36 @@ from hocket.server.client import Client
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
-from hocket.strategies.choices import EASGD, Central, Choice, DiLoCo, Downpour, LocalSGD, Mirrored, Served
+from hocket.strategies.choices import (
+    DMB,
+    EASGD,
+    Central,
+    Choice,
+    DiLoCo,
+    Downpour,
+    FullBatch,
+    Gossip,
+    Hogwild,
+    LocalSGD,
+    Mirrored,
+    Served,
+    Switch,
+)
 from hocket.strategies.diloco import DiLoCoTraining
+from hocket.strategies.dmb import DelayedTraining
 from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.easgd import EASGDTraining
 from hocket.strategies.easgd_served import ServedEASGDTraining
+from hocket.strategies.full_batch import FullBatchTraining
+from hocket.strategies.gossip_pairs import PairedTraining
+from hocket.strategies.gossip_rounds import MixedTraining, PushSumTraining
+from hocket.strategies.hogwild import HogwildTraining
 from hocket.strategies.local_sgd import LocalSGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
+from hocket.strategies.phases import PhasedTraining
 from hocket.strategies.served import ServedTraining, scale_of, terms_of
+from hocket.strategies.timed import TimedLocalSGD
 
 
 def build(
@@ -32,13 +55,21 @@ def build(
     on_nan: str,
 ) -> Strategy:
     """The strategy that ``choice`` asks for, at work on ``model``; collective."""
-    if isinstance(choice, Mirrored) or (communicator.size == 1 and client is None):
+    alone = communicator.size == 1 and client is None and not isinstance(choice, DMB)  # which differs even then
+    if isinstance(choice, Mirrored) or alone:
         return MirroredTraining(communicator, model, optimizer, members, on_nan)
     if optimizer is None:
         name = choices.write(choice).partition("(")[0]
         raise StrategyError(f"strategy {name!r} needs the optimizer: hocket.distribute(model, optimizer, …)")
+    if isinstance(choice, LocalSGD) and choice.after is not None:
+        choice = _post_local(choice, choice.after)
+    if isinstance(choice, Switch):
+        built = [build(each, communicator, client, model, optimizer, members, on_nan) for each in choice.strategies]
+        return PhasedTraining(communicator, optimizer, built, choice)
     if isinstance(choice, Central):
         return _central(choice, communicator)(communicator, model, optimizer, members, on_nan)
+    if isinstance(choice, LocalSGD) and choice.time is not None:
+        return TimedLocalSGD(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, LocalSGD):
         return LocalSGDTraining(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, DiLoCo):
@@ -47,10 +78,27 @@ def build(
         if client is not None:
             return ServedEASGDTraining(communicator, client, model, optimizer, members, choice, on_nan)
         return EASGDTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, Hogwild):
+        assert client is not None
+        return HogwildTraining(client, communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, DMB):
+        return DelayedTraining(communicator, model, optimizer, members, on_nan)
+    if isinstance(choice, FullBatch):
+        return FullBatchTraining(communicator, model, optimizer, members, choice, on_nan)
+    if isinstance(choice, Gossip):
+        assert client is not None
+        gossip = PairedTraining if choice.asynchronous else PushSumTraining if choice.push_sum else MixedTraining
+        return gossip(communicator, client, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Served):
         assert client is not None
         return _served(choice, client, model, optimizer, members, on_nan)
     raise StrategyError(f"strategy {choices.write(choice)!r} is not there yet")
+
+
+def _post_local(choice: LocalSGD, after: int | str) -> Choice:
+    """Post-local SGD as a switch."""
+    plain = dataclasses.replace(choice, after=None)
+    return Switch((Mirrored(), plain), (f"step {after}" if isinstance(after, int) else after,)) if after else plain
 
 
 def _central(choice: Central, communicator: Communicator) -> type[CentralTraining]:

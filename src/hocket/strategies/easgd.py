@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
-from hocket.strategies.blend import Blend, average_once, floating_buffers, state_tensors
+from hocket.strategies.blend import Blend, average_once, state_tensors
 from hocket.strategies.choices import EASGD
 from hocket.strategies.elastic import ElasticTraining
 from hocket.strategies.members import Members
@@ -57,7 +57,7 @@ class EASGDTraining(ElasticTraining):
 
     def _make_equal(self) -> None:
         super()._make_equal()
-        average_once(self._communicator, floating_buffers(self._model))
+        average_once(self._communicator, self._buffers)
 
     def _centre(self) -> list[torch.Tensor]:
         return self.centre
@@ -68,7 +68,7 @@ class EASGDTraining(ElasticTraining):
     @torch.no_grad()
     def _merge(self) -> None:
         torch._foreach_copy_([parameter.detach() for parameter in self._members.parameters], self.centre)
-        differing = [] if self._shows else floating_buffers(self._model)
+        differing = [] if self._shows else self._buffers
         average_once(self._communicator, [*differing, *state_tensors(self._optimizer)])
 
     @torch.no_grad()

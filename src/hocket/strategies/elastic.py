@@ -13,7 +13,6 @@ from torch.optim import SGD, Optimizer
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import StrategyError
-from hocket.strategies.blend import floating_buffers
 from hocket.strategies.choices import EASGD
 from hocket.strategies.local import LocalTraining
 from hocket.strategies.members import Members
@@ -142,7 +141,7 @@ class ElasticTraining(LocalTraining):
 
     def _merged_tensors(self) -> list[torch.Tensor]:
         """What ``_merge`` changes."""
-        return [*self._members.parameters, *floating_buffers(self._model)]
+        return [*self._members.parameters, *self._buffers]
 
     def _shown(self) -> list[torch.Tensor]:
         """The centre that was shown last."""

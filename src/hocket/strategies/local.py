@@ -34,7 +34,8 @@ class LocalTraining(Strategy):
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
     ) -> None:
-        self._communicator, self._model, self._optimizer, self._members = communicator, model, optimizer, members
+        self._communicator, self._optimizer, self._members = communicator, optimizer, members
+        self._buffers = floating_buffers(model)
         self.steps = self.batches = 0
         self._is_settled = True
         self._judgement = Judgement(members.names, on_nan)
@@ -97,7 +98,7 @@ class LocalTraining(Strategy):
 
     def _tensors(self) -> list[torch.Tensor]:
         """What is averaged: parameters, and floating-point buffers."""
-        return [*self._members.parameters, *floating_buffers(self._model)]
+        return [*self._members.parameters, *self._buffers]
 
     def _end_pass(self) -> None:
         """A backward pass is over."""

@@ -51,9 +51,8 @@ class LocalSGDTraining(LocalTraining):
         self._in_round = 0
 
     def _exchange(self, samples: int) -> None:
-        period = self.period
         self._in_round += 1
-        if self._in_round >= period:
+        if self._in_round >= self.period:
             self._make_equal()
             self._is_settled = True
 

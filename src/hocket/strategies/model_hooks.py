@@ -15,6 +15,9 @@ from hocket.strategies.collector import Collector
 class ModelHooks:
     """Hooks on ``model``; a copy of the model, or a pickled one, carries hooks that do nothing."""
 
+    before_forward: Callable[[], None] | None = None
+    """Called before a forward pass."""
+
     def __init__(self, model: nn.Module, collector: Collector) -> None:
         self._hooked = {id(module) for module in model.modules()}
         self._collector = collector
@@ -42,6 +45,8 @@ class ModelHooks:
     def before(self, module: nn.Module, _: object) -> None:
         if id(module) in self._hooked and not torch.compiler.is_compiling():
             self._collector.begin()
+            if self.before_forward is not None:
+                self.before_forward()
 
     def after(self, module: nn.Module, _: object, output: object) -> None:
         # Under reentrant checkpointing all parameters may get their gradients in inner backward passes; the hook

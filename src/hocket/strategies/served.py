@@ -63,6 +63,7 @@ class ServedTraining(Strategy):
         self._clips = terms.clip if not terms.is_collected else None  # of each gradient by itself
         self.steps = 0
         self.late = 0
+        self.is_uneven = terms.staleness != 0 or terms.groups != 1
         rates = self._rule(optimizer)
         self._sparse = SparseTables(client, model, members, terms, rates)
         self._members = dense = members.without(self._sparse.parameters)

@@ -31,11 +31,16 @@ class Area:
         self._map = mmap.mmap(descriptor, self.nbytes)
         self.words = memoryview(self._map)
 
+    @staticmethod
+    def size(nbytes: int) -> int:
+        """How large an area of at least ``nbytes`` is."""
+        return max(aligned(nbytes), mmap.PAGESIZE)
+
     @classmethod
     def create(cls, nbytes: int, purpose: str) -> Area:
         """Make a new area of at least ``nbytes``, all zero."""
         descriptor = os.memfd_create(f"hocket-{purpose}", os.MFD_CLOEXEC)
-        size = max(aligned(nbytes), mmap.PAGESIZE)
+        size = cls.size(nbytes)
         try:
             os.ftruncate(descriptor, size)
             # Take the pages now: running out of memory here is an error, later it would be a SIGBUS.

@@ -41,9 +41,9 @@ def wait(address: int, seen: int, seconds: float) -> None:
     _syscall(_FUTEX, address, _WAIT, seen, ctypes.addressof(limit))
 
 
-def wake(address: int) -> None:
-    """Wake everyone who sleeps on the word at ``address``."""
-    _syscall(_FUTEX, address, _WAKE, _EVERYONE, None)
+def wake(address: int, count: int = _EVERYONE) -> None:
+    """Wake everyone, or so many, who sleep on the word at ``address``."""
+    _syscall(_FUTEX, address, _WAKE, count, None)
 
 
 _fence_lock = threading.Lock()

@@ -46,6 +46,7 @@ class Saved:
             warmup.taken = taken
         for strategy, state in zip(runtime.strategies, manifest["strategies"], strict=False):
             strategy.load_state(self._unpack(state))
+        runtime.restart(manifest["step"])
         for name, loader in subjects.loaders.items():
             self._place(name, loader)
         if runtime.client is not None:

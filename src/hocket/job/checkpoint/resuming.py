@@ -149,12 +149,12 @@ class _Automatic:
 
     def __init__(self, runtime: Runtime, folder: Path, subjects: Subjects) -> None:
         self._runtime, self._folder, self._subjects = runtime, folder, subjects
-        self._last = runtime.step
+        self._last = runtime.common_step
 
     def between_steps(self) -> None:
         """Collective if a checkpoint is due."""
         self._runtime.asks_for_checkpoints = True
-        config, step = self._runtime.config, self._runtime.step
+        config, step = self._runtime.config, self._runtime.common_step
         if step // config.checkpoint_every > self._last // config.checkpoint_every:
             self._last = step
             try:

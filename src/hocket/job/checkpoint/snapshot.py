@@ -102,7 +102,7 @@ class Camera:
         }
         counts = {
             "size": runtime.together.size,
-            "step": runtime.step,
+            "step": runtime.common_step,
             "batches": runtime.batches,
             "samples": runtime.samples,
             "steps": [counter.steps for counter in runtime.counters],
@@ -118,7 +118,7 @@ class Camera:
             self._number = zlib.crc32(repr(self._described).encode())
         tensors = {name: common[name] for name in self._mine} | own
         per_rank = self._take_own(subjects, differing, tensors)
-        return Snapshot(runtime.step, manifest, per_rank, tensors, self._number, self._described)
+        return Snapshot(runtime.common_step, manifest, per_rank, tensors, self._number, self._described)
 
     def _take_own(self, subjects: Subjects, differing: list[str], tensors: Tensors) -> Text:
         """What differs between ranks."""

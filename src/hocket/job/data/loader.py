@@ -15,6 +15,7 @@ from hocket.job import buffers, randomness
 from hocket.job.data import original_loader, queued, uneven
 from hocket.job.data.one_pass import Pass
 from hocket.job.data.queued import QueuedIndices
+from hocket.job.data.rounds import RoundDeal, RoundTurns, timed
 from hocket.job.data.sharding import (
     Counts,
     SeededDataset,
@@ -28,6 +29,7 @@ from hocket.job.data.streams import ShardedStream
 from hocket.job.data.turns import Turns
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
+from hocket.server.deal import Deal
 
 Item = tuple[Any, Counts]
 
@@ -63,13 +65,14 @@ class Loader:
         runtime.loaders += 1
         self._seed = randomness.shared_seed(runtime.communicator, runtime.loaders)
         shares = not isinstance(original.dataset, IterableDataset) and not local and training is not False
-        self._turns = None if runtime.client is None else Turns(runtime, runtime.client, original, queued=shares)
-        self._deal = self._turns.deal if self._turns is not None else None
+        self._shares = shares
+        self._turns: Turns | RoundTurns | None = None
+        if runtime.client is not None:
+            self._turns = Turns(runtime, runtime.client, original, queued=shares)
         self._stream: ShardedStream | None = None
         self._sampler: ShardedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
         self._length = self._find_length()
-        self._total = queued.total(original) if self._deal is not None else self._length
         self._divided = False  # the data set divides itself among the ranks
         self._pass: Pass | None = None  # the one that is going on
         self._latest: Pass | None = None  # in training
@@ -85,6 +88,7 @@ class Loader:
                 aside.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._seed, self.epoch, 1)))
             return self._iterate(aside, self._open(aside), training=False)
         self._take_back_a_glance()
+        self._find_rounds()
         now = Pass(self.epoch + 1)
         if self._resumed is not None:
             now, self._resumed = Pass.resume(self._resumed), None
@@ -92,12 +96,23 @@ class Loader:
         now.step = self._runtime.step
         self.epoch = now.plan.epoch
         if self._turns is not None:
-            self._turns.begin_pass()
+            self._turns.begin_pass(now.plan)
         if self._deal is not None:
             now.plan.deal, now.plan.seed, now.plan.taken = self._deal, randomness.mix(self._seed, self.epoch, 2), 0
         inner = self._open(now)
         self._pass = self._latest = now
         return self._iterate(now, inner, training=True)
+
+    @property
+    def _deal(self) -> Deal | RoundDeal | None:
+        """Where batches are taken from, if workers advance unevenly."""
+        return self._turns.deal if self._turns is not None else None
+
+    def _find_rounds(self) -> None:
+        """Strategies may be built after their loader."""
+        if self._turns is None and self._runtime.config.size > 1 and timed(self._runtime):
+            deal = RoundDeal(self._rank, self._size) if self._shares else None
+            self._turns = RoundTurns(self._runtime, deal, lambda: self.before_next and self.before_next())
 
     def _open(self, now: Pass) -> Iterator[Any]:
         """PyTorch's iterator for a pass."""
@@ -179,6 +194,7 @@ class Loader:
         if self._sampler is not None and self._sampler.seed is not None:
             self._sampler.seed = self._own_seed()
         self.epoch = state["epoch"] - 1
+        self._find_rounds()
         queue = state.get("queue")
         fits = (queue is None) == (self._deal is None)  # else its order is another one, and the epoch begins anew
         self._resumed = state if state["open"] and fits else None
@@ -187,7 +203,7 @@ class Loader:
             self._resumed is not None
             and self._deal is not None
             and queue is not None
-            and self._runtime.config.rank == 0
+            and (self._runtime.config.rank == 0 or isinstance(self._deal, RoundDeal))
         ):
             self._deal.restore(queue)
         if self._sampler is not None and not state["open"]:
@@ -196,7 +212,7 @@ class Loader:
     def _iterate(self, now: Pass, inner: Iterator[Any], *, training: bool) -> Iterator[Any]:
         runtime = self._runtime
         items = self._read(now, inner)
-        levels = runtime.config.size > 1 and runtime.client is None
+        levels = runtime.config.size > 1 and self._turns is None
         if training and levels and (self.local or self._stream is not None):
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
@@ -228,12 +244,12 @@ class Loader:
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader))
             now.was_left = True
             if training:
-                has_trained = runtime.step > now.step
-                if has_trained and given is not None:
+                has_trained = given is not None and runtime.step > now.step
+                if given is not None and has_trained:
                     runtime.end_batch(self, given.here)
-                runtime.leave_loop(self, has_trained=has_trained)
-                if self._turns is not None:
+                if self._turns is not None:  # before others are waited for, who may wait for what this one holds
                     self._turns.leave(now.plan.counts, was_left=True)
+                runtime.leave_loop(self, has_trained=has_trained)
             raise
         finally:
             if self._pass is now:
@@ -246,7 +262,8 @@ class Loader:
             now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
             self.weight = 1.0
             runtime.weigh(self, 1.0)
-            runtime.tell(now.plan.epoch, now.batches, self._total, now.samples)
+            total = queued.total(self.original) if self._deal is not None else self._length
+            runtime.tell(now.plan.epoch, now.batches, total, now.samples)
             return
         if now.plan.first is not None:
             self._check_same_order(now.plan.first)
@@ -292,7 +309,7 @@ class Loader:
                 skip -= 1
             else:
                 yield item
-        if now.plan.deal is not None and self._turns is not None and self._turns.await_more():
+        if self._pass is now and self._turns is not None and self._turns.await_more():
             self._quiet = True
             yield from self._read(now, self._open(now))
 
@@ -322,7 +339,7 @@ class Loader:
         # Alone, PyTorch's samplers draw from the process's own numbers, as in a plain script. What another one draws in
         # the middle of an epoch could not be found again after a resumption.
         alone = (self.local or config.size == 1) and is_of_torch(source) and self._deal is None
-        self._sampler = (QueuedIndices if self._deal is not None else ShardedIndices)(
+        self._sampler = QueuedIndices(
             source,
             original.batch_size,
             original.drop_last,

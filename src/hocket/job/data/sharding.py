@@ -13,17 +13,26 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom, mix, reseed
-from hocket.server.deal import Deal
 
 T = TypeVar("T")
 
 AHEAD = 64  # steps
+
+
+class Dealer(Protocol):
+    """Says which batch of an epoch is this rank's next."""
+
+    def take(self, epoch: int, total: int | None) -> int | None:
+        """Its number, or None if there is none to be had now; ``total`` is how many there are, if that is known."""
+
+    def end(self, total: int) -> None:
+        """There are only so many."""
 
 
 class Counts(NamedTuple):
@@ -63,7 +72,7 @@ class Plan:
     is_resumed: bool = False
     random: SharedRandom | None = None  # what the source draws from, if not from what it usually does
     first: int | None = None  # a checksum of the first global batch of a sampler that is not PyTorch's
-    deal: Deal | None = None  # the queue from which batches are taken, if there is one
+    deal: Dealer | None = None  # the queue from which batches are taken, if there is one
     seed: int = 0  # from which the order then follows
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from hocket.job.data.sharding import Counts
+from hocket.job.data.sharding import Counts, Plan
 from hocket.job.runtime import Runtime
 from hocket.server.client import Client
 from hocket.server.deal import Deal
@@ -27,11 +27,14 @@ class Turns:
         self.deal = Deal(client) if queued else None
         self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, _: Plan) -> None:
         """A training loop begins; bounds on staleness hold within it."""
         self._client.passes += 1
         self._client.turn.epoch = self._client.passes
         self._step = self._runtime.step
+        strategies = self._runtime.strategies
+        if self.deal is not None:
+            self.deal.leases = bool(strategies) and all(strategy.leases for strategy in strategies)
 
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
         """What is pushed next is for this batch.
@@ -51,6 +54,7 @@ class Turns:
             turn.batches.append((self.deal.number, counts.taken - 1))
             self._given.append(counts.taken - 1)
             batches = max(counts.taken, batches - 1)
+            self._runtime.follow(batches / self._client.workers)
         return batches, samples + others * self._batch
 
     def end_step(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hocket.errors import StrategyError
 from hocket.strategies.choices.replicas import EASGD, Gossip, Hogwild
 from hocket.strategies.choices.served import Served
+from hocket.strategies.choices.switching import Switch
 from hocket.strategies.choices.text import Choice, write
 
 
@@ -16,8 +17,17 @@ def servers_of(choice: Choice, servers: int) -> int:
     return max(servers, int(isinstance(choice, Gossip | Hogwild)))
 
 
+def survives_loss(choice: Choice, servers: int) -> bool:
+    """Whether the others go on when a worker is lost."""
+    return isinstance(choice, Served | Gossip | Hogwild) or (isinstance(choice, EASGD) and servers > 0)
+
+
 def check_fit(choice: Choice, workers: int, servers: int) -> None:
     """Raise if a strategy needs servers and the job has none or the other way round, or does not fit the workers."""
+    if isinstance(choice, Switch) and servers:
+        raise StrategyError(f"a switch of strategies uses no servers: leave out --servers {servers}")
+    if isinstance(choice, Switch):
+        return
     name = write(choice).partition("(")[0]
     if isinstance(choice, Served) and not servers:
         raise StrategyError(f"--servers 0, but strategy {name!r} needs at least one: add --servers 1")

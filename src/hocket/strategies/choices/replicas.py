@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from hocket.comm.graphs import TOPOLOGIES, rows_of_torus
+
 
 def check_period(period: int) -> None:
     """Raise a ValueError if it is none."""
@@ -166,13 +168,7 @@ class Gossip:
             )
 
 
-TOPOLOGIES = ("ring", "torus", "exponential", "complete", "pairs")
 ORDERS = ("adapt_then_combine", "adapt_while_combine")
-
-
-def rows_of_torus(workers: int) -> int:
-    """The sides of a torus are as alike as possible; this is the shorter one, 1 if there is none."""
-    return max(rows for rows in range(1, math.isqrt(workers) + 1) if workers % rows == 0)
 
 
 @dataclass(frozen=True)

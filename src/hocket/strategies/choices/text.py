@@ -1,18 +1,20 @@
-"""How a choice is written: ``name(key=value, …)``, several of them one after the other with ``->``."""
+"""How a choice is written: ``name(key=value, …)``; one after the other ``name -> name @ epoch 3``."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import types
 import typing
 
 from hocket.errors import StrategyError
 from hocket.strategies.choices.replicas import EASGD, DiLoCo, Gossip, Hogwild, LocalSGD
 from hocket.strategies.choices.served import BSP, PS, SSP, Asynchronous, Downpour, Served, Softsync
+from hocket.strategies.choices.switching import Switch
 from hocket.strategies.choices.synchronous import DMB, Central, FullBatch, Mirrored
 
-Choice = Mirrored | Central | DMB | FullBatch | LocalSGD | DiLoCo | EASGD | Gossip | Hogwild | Served
+Choice = Mirrored | Central | DMB | FullBatch | LocalSGD | DiLoCo | EASGD | Gossip | Hogwild | Served | Switch
 
 TABLE: dict[str, type[Choice]] = {
     "mirrored": Mirrored,
@@ -33,8 +35,41 @@ TABLE: dict[str, type[Choice]] = {
 }
 
 
+_REPLICATED = (Mirrored, DMB, LocalSGD, DiLoCo, EASGD)  # between which a run can switch
+
+
 def parse(text: str) -> Choice:
-    """Read ``name`` or ``name(key=value, …)``; values are literals and nothing is evaluated."""
+    """Read ``name``, ``name(key=value, …)`` or several with ``->``; values are literals and nothing is evaluated."""
+    first, *others = text.split("->")
+    return _parse_switch(first, others) if others else _parse_one(text)
+
+
+def _parse_switch(first: str, others: list[str]) -> Switch:
+    strategies, at = [_parse_one(first)], []
+    for other in others:
+        name, said, when = other.partition("@")
+        if not said:
+            raise StrategyError(f"strategy '-> {name.strip()}': say when, for example '-> {name.strip()} @ epoch 3'")
+        strategies.append(_parse_one(name))
+        at.append(" ".join(when.split()))
+    for choice in strategies:
+        if not isinstance(choice, _REPLICATED) or (isinstance(choice, LocalSGD) and choice.time is not None):
+            known = ", ".join(name for name, kind in TABLE.items() if kind in _REPLICATED)
+            raise StrategyError(
+                f"strategy {write(choice)!r} cannot be switched to or from: those that can, because all workers have "
+                f"replicas and the same batches, are {known}"
+            )
+        if isinstance(choice, LocalSGD) and choice.after is not None:
+            raise StrategyError(f"strategy {write(choice)!r}: leave out after=, and say 'mirrored -> local_sgd @ …'")
+    switch = Switch(tuple(strategies), tuple(at))
+    try:
+        switch.check()
+    except ValueError as error:
+        raise StrategyError(f"strategy {write(switch)!r}: {error}") from None
+    return switch
+
+
+def _parse_one(text: str) -> Choice:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
@@ -75,6 +110,10 @@ def _arguments(text: str, call: ast.Call | None, kind: type[Choice]) -> list[tup
 
 def write(choice: Choice) -> str:
     """The text from which ``parse`` makes ``choice``; options at their defaults are left out."""
+    if isinstance(choice, Switch):
+        texts = [write(each) for each in choice.strategies]
+        later = itertools.zip_longest(texts[1:], choice.at, fillvalue="")
+        return " -> ".join([*texts[:1], *(f"{text} @ {at}" for text, at in later)])
     name = next(name for name, kind in TABLE.items() if type(choice) is kind)
     options = [
         f"{field.name}={getattr(choice, field.name)!r}"

@@ -1,0 +1,146 @@
+"""Averages of two workers at a time, for which nobody waits (AD-PSGD, Lian et al. 2018).
+
+A sends a copy of its vector a to B. The thread of B that hears A moves B's vector b to the middle, under B's lock, and
+answers with the step d = (a − b) / 2 that it has made; when that arrives, A moves by −d, under its own lock, whatever
+has become of its vector meanwhile. The two move by opposite amounts, so that the sum over all workers is preserved. No
+lock is held while anything travels, so nothing can deadlock, for odd and even numbers of workers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+
+from hocket.comm.peers import Peers, Sent
+from hocket.comm.rounds import Flats, Kind, as_bytes
+from hocket.errors import DeadlineExceeded
+from hocket.transport.wire import Message, Wire, WireError
+
+_EVERY = 1.0  # seconds between two measurements
+
+
+class Pairs:
+    """This worker's vector, and its part in the averages.
+
+    Args:
+        peers: The links; handlers are set here.
+        flats: The vector, as flat tensors of the CPU: to be read and written with ``lock`` held.
+        lock: See there.
+
+    Attributes:
+        distance: What was measured last, if anything: half the square of the distance from the other one's vector.
+        averages: How many there have been, asked for here or elsewhere.
+    """
+
+    def __init__(self, peers: Peers, flats: Flats, lock: threading.RLock) -> None:
+        self._peers, self.flats = peers, flats
+        self._condition = threading.Condition(lock)
+        self._nbytes = sum(flat.nbytes for flat in flats)
+        self._outgoing = [torch.empty_like(flat) for flat in flats]
+        self._free: list[Flats] = []
+        self._number = 0
+        self._pending: int | None = None  # whose answer is under way
+        self._unsent = False
+        self._pass = -1  # none: the vector is not to be changed by others
+        self._next = 0.0
+        self.distance: float | None = None
+        self.averages = 0
+        peers.handlers |= {Kind.PAIR: self._take_pair, Kind.DELTA: self._take_delta}
+        peers.on_loss.append(self._lose)
+
+    def open(self, number: int) -> None:
+        """From now on others of the same pass may average with this worker."""
+        with self._condition:
+            self._pass = number
+
+    def close(self, timeout: float) -> None:
+        """Nobody may any more, and nothing is under way when this returns; the sum of all vectors is what it was.
+
+        Raises:
+            DeadlineExceeded: somebody who is alive has not answered.
+        """
+        with self._condition:
+            pending = self._pending
+            if not self._condition.wait_for(lambda: self._pending is None, timeout):
+                raise DeadlineExceeded(
+                    f"rank {pending} has not answered in gossip within {timeout:g} s: see its output, or give it more "
+                    "time with --timeout"
+                )
+            self._pass = -1
+
+    def average(self, rank: int) -> bool:
+        """Begin to average with ``rank``; False, and nothing happens, if one is under way, or this worker is closed."""
+        with self._condition:
+            if self._pending is not None or self._unsent or self._pass < 0:
+                return False
+            self._pending, self._unsent = rank, True
+            self._number += 1
+            for copy, flat in zip(self._outgoing, self.flats, strict=True):
+                copy.copy_(flat)
+            number, generation = self._number, self._pass
+        sent = Sent(1, self._note_sent)
+        parts = as_bytes(self._outgoing)
+        self._peers.send(rank, Kind.PAIR, {}, parts, generation=generation, sequence=number, sent=sent)
+        if rank not in self._peers.live:
+            self._lose(rank)
+        return True
+
+    def _take_pair(self, rank: int, message: Message, wire: Wire) -> None:
+        given = self._receive(message, wire)
+        with self._condition:
+            agrees = message.generation == self._pass >= 0
+            if agrees:
+                for step, flat in zip(given, self.flats, strict=True):
+                    step.sub_(flat).mul_(0.5)
+                    flat.add_(step)
+                self.averages += 1
+        parts = as_bytes(given) if agrees else []
+        sent = Sent(1, lambda: self._free.append(given))
+        self._peers.send(rank, Kind.DELTA, {}, parts, sequence=message.sequence, sent=sent)
+
+    def _take_delta(self, rank: int, message: Message, wire: Wire) -> None:
+        step = self._receive(message, wire) if message.body else None
+        with self._condition:
+            if self._pending != rank or message.sequence != self._number:
+                raise WireError(f"an answer to average {message.sequence} of rank {rank}, which was not asked for")
+            if step is not None:
+                for each, flat in zip(step, self.flats, strict=True):
+                    flat.sub_(each)
+                self._measure(step)
+                self.averages += 1
+                self._free.append(step)
+            self._pending = None
+            self._condition.notify_all()
+
+    def _measure(self, step: Flats) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _EVERY
+            self.distance = 2 * squares(step)
+
+    def _receive(self, message: Message, wire: Wire) -> Flats:
+        if message.body != self._nbytes:
+            raise WireError(f"{message.body:,} bytes came, and {self._nbytes:,} were expected")
+        try:
+            flats = self._free.pop()
+        except IndexError:
+            flats = [torch.empty_like(flat) for flat in self.flats]
+        wire.receive_into(as_bytes(flats))
+        return flats
+
+    def _note_sent(self) -> None:
+        with self._condition:
+            self._unsent = False
+
+    def _lose(self, rank: int) -> None:
+        with self._condition:
+            if self._pending == rank:
+                self._pending = None
+                self._condition.notify_all()
+
+
+def squares(flats: Flats) -> float:
+    """The square of the length of a vector."""
+    return sum(float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2 for flat in flats)

@@ -1,0 +1,293 @@
+"""Links between all workers, over which they talk to each other directly and not through a server.
+
+Every worker has a door, and a wire to the door of every other one. A wire carries messages one way: a thread of its own
+sends them, in the order in which they were given, and a thread at the other end receives them. A thread that receives
+never sends (it leaves that to the threads that do), so that two workers which both have much to say cannot block each
+other. A worker whose wire ends has died, or has said goodbye.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hocket.config import Config
+from hocket.errors import JobError
+from hocket.transport import door, tls
+from hocket.transport.door import Door
+from hocket.transport.wire import Closed, Message, Wire
+
+_KNOCK = 10.0  # seconds in which another worker must let this one in
+_GOODBYE = 1.0  # seconds in which what was given to be sent still is
+
+Handler = Callable[[int, Message, Wire], None]
+"""Takes a message of a rank, in the thread that hears that rank; must receive the whole body, and wait for nobody."""
+
+Gather = Callable[[str, bytes], Mapping[int, bytes]]
+"""What all workers give, by rank; collective."""
+
+
+class Sent:
+    """Messages that are being sent, whose bytes must stay as they are meanwhile.
+
+    Args:
+        count: How many.
+        then: Called when all of them are out, or will never be.
+    """
+
+    def __init__(self, count: int, then: Callable[[], None] | None = None) -> None:
+        self._left, self._then = count, then
+        self._condition = threading.Condition()
+
+    def note(self) -> None:
+        """One of them is out, or will never be."""
+        with self._condition:
+            self._left -= 1
+            self._condition.notify_all()
+            is_last = self._left == 0
+        if is_last and self._then is not None:
+            self._then()
+
+    def wait(self, timeout: float) -> bool:
+        """Until all are; False if that takes too long."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._left <= 0, timeout)
+
+
+class Peers:
+    """All other workers, as one of them sees them.
+
+    Handlers are to be set before ``join``.
+
+    Args:
+        config: Of this worker.
+        secret: The job's.
+
+    Attributes:
+        handlers: By kind of message.
+        on_loss: Called, by any thread, when a worker is gone.
+        lost: When each of the lost was noticed, by rank.
+    """
+
+    def __init__(self, config: Config, secret: bytes) -> None:
+        self._config, self._secret, self.rank = config, secret, config.rank
+        self.handlers: dict[int, Handler] = {}
+        self.on_loss: list[Callable[[int], None]] = []
+        self.lost: dict[int, float] = {}
+        self._doors: list[Door] = []
+        self._out: dict[int, _Outgoing] = {}
+        self._incoming: dict[int, Wire] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._process = os.getpid()
+        _everyone.add(self)
+
+    def join(self, gather: Gather) -> None:
+        """Open the door and connect to all others; collective.
+
+        Raises:
+            JobError: a worker that is alive cannot be reached by another one; on all ranks.
+        """
+        try:
+            self._join(gather)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def live(self) -> list[int]:
+        """The workers that are there, this one included."""
+        with self._lock:
+            return sorted([self.rank, *self._out])
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received so far, over links that are there."""
+        with self._lock:
+            return sum(out.wire.sent for out in self._out.values()), sum(w.received for w in self._incoming.values())
+
+    def send(
+        self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
+        sequence: int = 0, sent: Sent | None = None,
+    ) -> None:  # fmt: skip
+        """Have a message sent; returns at once. To a worker that is gone, nothing is."""
+        with self._lock:
+            out = self._out.get(rank)
+        if out is None:
+            if sent is not None:
+                sent.note()
+            return
+        out.put((kind, sequence, head, parts, generation, sent))
+
+    def close(self) -> None:
+        """Say goodbye: what was given to be sent still is, if that is possible at once."""
+        if self._is_closed or self._process != os.getpid():
+            return
+        self._is_closed = True
+        with self._lock:
+            leaving = list(self._out.values())
+            self._out = {}
+        for out in leaving:
+            out.end()
+        deadline = time.monotonic() + _GOODBYE
+        for out in leaving:
+            out.close(deadline)
+        for each in self._doors:
+            each.close()
+        for wire in list(self._incoming.values()):
+            wire.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the connections are the parent's, whose end must be noticed."""
+        for wire in [*self._incoming.values(), *(out.wire for out in self._out.values())]:
+            wire.connection.close()
+
+    def _join(self, gather: Gather) -> None:
+        said = json.dumps(self._open()).encode()
+        failures: dict[int, str] = {}
+        for rank, there in gather("gossip: where workers are", said).items():
+            if rank != self.rank:
+                try:
+                    wire = self._knock(json.loads(there), time.monotonic() + min(self._config.timeout, _KNOCK))
+                except JobError as error:
+                    failures[rank] = str(error)
+                    self._lose(rank)
+                else:
+                    with self._lock:
+                        self._out[rank] = _Outgoing(rank, wire, self._lose)
+        told = gather("gossip: links between workers", json.dumps(failures).encode())
+        for rank, data in told.items():
+            for other, why in json.loads(data).items():
+                if int(other) in told:  # it has not died
+                    raise JobError(
+                        f"rank {rank} cannot reach rank {other}, and gossip goes from worker to worker: {why}"
+                    )
+
+    def _open(self) -> dict[str, Any]:
+        config = self._config
+        said: dict[str, Any] = {"socket": None, "address": None, "port": None}
+
+        def make(listener: Any, *security: Any) -> None:
+            self._doors.append(Door(listener, self._secret, self.rank, self._let_in, lambda _: None, *security))
+
+        if config.rendezvous is not None and config.transport != "gloo":
+            said["socket"] = f"{config.rendezvous}-worker-{self.rank}-{secrets.token_hex(4)}"
+            make(door.listen_here(said["socket"]))
+        if config.host_address is not None or not self._doors:
+            address = config.host_address or "127.0.0.1"
+            make(door.listen(address, 0), *(tls.make_context() if self._encrypts(address) else ()))
+            said |= {"address": address, "port": self._doors[-1].port}
+        return said
+
+    def _knock(self, said: dict[str, Any], deadline: float) -> Wire:
+        config = self._config
+        beside = config.rendezvous is not None and str(said["socket"]).startswith(f"{config.rendezvous}-worker-")
+        if beside and config.transport != "gloo":
+            return door.knock_here(said["socket"], self._secret, self.rank, deadline)
+        address = said["address"]
+        return door.knock(address, said["port"], self._secret, self.rank, deadline, encrypted=self._encrypts(address))
+
+    def _encrypts(self, address: str) -> bool:
+        return self._config.tls == "on" or (self._config.tls == "auto" and not door.is_loopback(address))
+
+    def _let_in(self, wire: Wire, rank: int) -> None:
+        """Hear a worker, to the end."""
+        with self._lock:
+            if not 0 <= rank < self._config.size or rank in self._incoming or rank in self.lost or self._is_closed:
+                return
+            self._incoming[rank] = wire
+        try:
+            while True:
+                message = wire.receive()
+                self.handlers[message.kind](rank, message, wire)
+        except Closed:
+            pass
+        except Exception as error:  # of any kind: it came from outside
+            if not self._is_closed:
+                print(f"hocket: a message of rank {rank} was refused: {error!r}", file=sys.stderr, flush=True)
+        self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        """A wire of a worker has ended. Both are closed, so that it notices, too, if it is alive after all."""
+        with self._lock:
+            out, wire = self._out.pop(rank, None), self._incoming.get(rank)
+            if self._is_closed or rank in self.lost:
+                return
+            self.lost[rank] = time.monotonic()
+        if out is not None:
+            out.end()
+            out.wire.close()
+        if wire is not None:
+            wire.close()
+        for callback in self.on_loss:
+            callback(rank)
+
+
+class _Outgoing:
+    """What is to be sent to one worker."""
+
+    def __init__(self, rank: int, wire: Wire, lose: Callable[[int], None]) -> None:
+        self.wire = wire
+        self._rank, self._lose = rank, lose
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._is_broken = False
+        self._thread = threading.Thread(target=self._send, daemon=True, name=f"hocket-to-{rank}")
+        self._thread.start()
+
+    def put(self, item: _Item) -> None:
+        self._queue.put(item)
+        if self._is_broken:
+            self._drain()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._queue.put(None)
+
+    def close(self, deadline: float) -> None:
+        """When all is sent, or at the monotonic time ``deadline``."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self.wire.close()
+
+    def _send(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                kind, sequence, head, parts, generation, sent = item
+                try:
+                    self.wire.send(kind, sequence, head, parts, generation)
+                finally:
+                    if sent is not None:
+                        sent.note()
+        except Exception:  # whatever it was, nothing more can be sent
+            self._lose(self._rank)
+        self._is_broken = True
+        self._drain()
+
+    def _drain(self) -> None:
+        """Nobody is to wait for what will never be sent."""
+        while True:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if item is not None and item[5] is not None:
+                item[5].note()
+
+
+_Item = tuple[int, int, dict[str, Any], Sequence[memoryview], int, Sent | None]
+_everyone: weakref.WeakSet[Peers] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for peers in list(_everyone):
+        peers.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,290 @@
+"""Rounds of gossip in step: everyone sends its vector to its neighbours and waits for theirs.
+
+Workers may learn of a loss in different rounds, and then have made different graphs for the same round. Nobody agrees
+on anything beforehand; instead no edge is used unless both of its ends want it:
+
+- A message says of which pass and round it is. A worker makes its graph when it starts a round, sends to all
+  neighbours in it, and waits for each of them until its message is there, or it is clear that none will come: that one
+  is lost, rests until the next pass, or *skips* this one in this round.
+- Who gets a message from somebody that is no neighbour in its own graph for that round answers that it skips it, as
+  soon as it has started that round itself. So whoever waits is answered, and a worker in the earliest round of all can
+  always go on: no two wait for each other.
+- A message has the weight that its sender has for the edge, and both ends use the smaller one. So mixing stays
+  symmetric and doubly stochastic, and preserves the mean, whatever the two graphs look like; what is missing of a
+  neighbour's weight is a worker's own.
+- A worker that has no more batches in a pass *rests*: it tells everybody, and skips whoever has not heard it yet.
+  Others make their next graphs without it. It takes part again in the next pass, which begins when all have met.
+
+In push-sum edges have one direction, so that a waiting worker must ask for the answer; it does so after a moment. What
+comes from somebody that is not waited for counts all the same, a round later: nothing that was pushed may be lost.
+
+The lost are noticed when their connections end, at once if a process dies.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from hocket.comm.peers import Peers, Sent
+from hocket.errors import DeadlineExceeded
+from hocket.transport.wire import Message, Wire, WireError
+
+_ASK = 0.05  # seconds after which one asks whether something will come
+_NOTE = 30.0  # seconds between two lines that say who is waited for
+
+Flats = list[torch.Tensor]
+When = tuple[int, int]  # pass and round
+
+
+class Kind(IntEnum):
+    """What messages between workers are about."""
+
+    DATA = 1
+    SKIP = 2
+    WANT = 3
+    REST = 4
+    PAIR = 5
+    DELTA = 6
+    ASK = 7
+    SNAPSHOT = 8
+
+
+@dataclass
+class Arrival:
+    """A vector that has come, and what was said of it; to be given back with ``Rounds.recycle``."""
+
+    head: dict[str, Any]
+    flats: Flats
+
+
+class Rounds:
+    """This worker's part in them.
+
+    Args:
+        peers: The links; handlers are set here.
+        template: Flat tensors (of the CPU) as long as those that will travel.
+        timeout: Seconds that one waits for a worker that is alive.
+        pushes: For push-sum: edges have one direction, and what comes unexpectedly is kept.
+
+    Attributes:
+        waited: Seconds spent waiting for others so far.
+    """
+
+    def __init__(self, peers: Peers, template: Flats, timeout: float, *, pushes: bool = False) -> None:
+        self._peers, self._timeout, self._pushes = peers, timeout, pushes
+        self._template = template
+        self._nbytes = sum(flat.nbytes for flat in template)
+        self._condition = threading.Condition()
+        self._started: When = (0, -1)
+        self._expected: frozenset[int] = frozenset()
+        self._mail: dict[When, dict[int, Arrival]] = {}
+        self._skips: dict[When, set[int]] = {}
+        self._wants: dict[When, set[int]] = {}
+        self._resting: dict[int, set[int]] = {}
+        self._late: list[Arrival] = []
+        self._free: list[Flats] = []
+        self._rests = False
+        self._sent = Sent(0)
+        self.waited = 0.0
+        peers.handlers |= {
+            Kind.DATA: self._take_data, Kind.SKIP: self._take_skip, Kind.WANT: self._take_want,
+            Kind.REST: self._take_rest,
+        }  # fmt: skip
+        peers.on_loss.append(self._wake)
+
+    @property
+    def members(self) -> list[int]:
+        """Who takes part in the next round, as far as this worker knows."""
+        with self._condition:
+            resting = self._resting.get(self._started[0], set())
+            return [rank for rank in self._peers.live if rank not in resting]
+
+    @property
+    def rests(self) -> bool:
+        """Whether this worker takes no part in this pass any more."""
+        return self._rests
+
+    @property
+    def when(self) -> When:
+        """The pass and the round that come next."""
+        return self._started[0], self._started[1] + 1
+
+    def begin_pass(self, number: int) -> None:
+        """All workers have met, and begin anew; rounds are counted from 0."""
+        with self._condition:
+            self._started, self._expected, self._rests = (number, -1), frozenset(), False
+            self._resting = {each: ranks for each, ranks in self._resting.items() if each >= number}
+            self._late = []
+            self._forget()
+
+    def rest(self) -> None:
+        """Take no part in this pass any more; nobody is to wait."""
+        with self._condition:
+            if self._rests:
+                return
+            self._rests = True
+            number = self._started[0]
+            for when in [when for when in {*self._mail, *self._wants} if when[0] == number]:
+                self._answer(when, ())
+        for rank in self._peers.live:
+            if rank != self._peers.rank:
+                self._peers.send(rank, Kind.REST, {}, generation=number)
+
+    def start(self, flats: Flats, heads: Mapping[int, dict[str, Any]], expected: Iterable[int]) -> None:
+        """Begin the next round: send to all in ``heads``, and expect something of all in ``expected``.
+
+        The tensors must stay as they are until ``finish``. A worker that rests sends and expects nothing.
+        """
+        with self._condition:
+            self._started = when = self.when
+            self._expected = frozenset() if self._rests else frozenset(expected)
+            listed = () if self._rests else (heads if self._pushes else self._expected)
+            self._sent = Sent(0 if self._rests else len(heads))
+            parts = as_bytes(flats)
+            for rank, head in heads.items() if not self._rests else ():
+                self._peers.send(rank, Kind.DATA, head, parts, generation=when[0], sequence=when[1], sent=self._sent)
+            self._answer(when, listed)
+            self._forget()
+
+    def finish(self) -> dict[int, Arrival]:
+        """What has come of those that were expected, by rank; blocks until all is there that will come.
+
+        Raises:
+            DeadlineExceeded: somebody is alive and has neither sent anything nor said that it will not.
+        """
+        begin = time.monotonic()
+        asked, told = False, 0.0
+        with self._condition:
+            when, mail = self._started, self._mail.setdefault(self._started, {})
+            while missing := self._missing(when, mail):
+                waited = time.monotonic() - begin
+                if waited > self._timeout:
+                    raise DeadlineExceeded(self._complain(missing, when))
+                if waited - told >= _NOTE:
+                    told = waited
+                    ranks = ", ".join(map(str, missing))
+                    print(f"hocket: waiting {waited:.0f} s for rank {ranks} in gossip", file=sys.stderr, flush=True)
+                if self._pushes and not asked and waited >= _ASK:
+                    asked = True
+                    for rank in missing:
+                        self._peers.send(rank, Kind.WANT, {}, generation=when[0], sequence=when[1])
+                self._condition.wait(_ASK if self._pushes and not asked else min(1.0, self._timeout))
+            found = {rank: arrival for rank, arrival in sorted(mail.items()) if rank in self._expected}
+            self._mail.pop(when)
+            self._expected = frozenset()
+        if not self._sent.wait(max(1.0, self._timeout - (time.monotonic() - begin))):
+            raise DeadlineExceeded(
+                f"a worker has not taken what was sent to it in round {when[1]} within {self._timeout:g} s: see their "
+                "output, or give them more time with --timeout"
+            )
+        self.waited += time.monotonic() - begin
+        return found
+
+    def take_late(self) -> list[Arrival]:
+        """What has come without being expected, in push-sum."""
+        with self._condition:
+            late, self._late = self._late, []
+            return late
+
+    def recycle(self, arrivals: Iterable[Arrival]) -> None:
+        """Their tensors are used for what comes next."""
+        with self._condition:
+            self._free += [arrival.flats for arrival in arrivals]
+
+    def _missing(self, when: When, mail: Mapping[int, Arrival]) -> list[int]:
+        gone = self._resting.get(when[0], set()) | self._skips.get(when, set())
+        live = set(self._peers.live)
+        return sorted(rank for rank in self._expected if rank not in mail and rank not in gone and rank in live)
+
+    def _complain(self, missing: list[int], when: When) -> str:
+        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        return (
+            f"{who} did not come to round {when[1]} of gossip within {self._timeout:g} s: see their output, or give "
+            "them more time with --timeout"
+        )
+
+    def _answer(self, when: When, listed: Iterable[int]) -> None:
+        """Tell those that wait in a round, and are not listed for it here, that nothing will come."""
+        mail, listed = self._mail.get(when, {}), set(listed)
+        for rank in [rank for rank in mail if rank not in self._expected or self._rests]:
+            self._keep_late(mail.pop(rank))
+            if not self._pushes:
+                self._skip(rank, when)
+        for rank in self._wants.pop(when, set()) - listed:
+            self._skip(rank, when)
+
+    def _skip(self, rank: int, when: When) -> None:
+        self._peers.send(rank, Kind.SKIP, {}, generation=when[0], sequence=when[1])
+
+    def _keep_late(self, arrival: Arrival) -> None:
+        if self._pushes:
+            self._late.append(arrival)
+        else:
+            self._free.append(arrival.flats)
+
+    def _forget(self) -> None:
+        """What is of rounds before this one."""
+        for kept in (self._mail, self._skips, self._wants):
+            for when in [when for when in kept if when < self._started]:
+                kept.pop(when)
+
+    def _take_data(self, rank: int, message: Message, wire: Wire) -> None:
+        when = (message.generation, message.sequence)
+        arrival = Arrival(message.head, self._receive(message, wire))
+        with self._condition:
+            is_past = when < self._started or (self._rests and when[0] == self._started[0])
+            is_wanted = when > self._started or rank in self._expected
+            if not is_past and is_wanted:
+                self._mail.setdefault(when, {})[rank] = arrival
+                self._condition.notify_all()
+                return
+            if when[0] == self._started[0]:
+                self._keep_late(arrival)
+            if not self._pushes:
+                self._skip(rank, when)
+
+    def _take_skip(self, rank: int, message: Message, _: Wire) -> None:
+        when = (message.generation, message.sequence)
+        with self._condition:
+            if when >= self._started:
+                self._skips.setdefault(when, set()).add(rank)
+                self._condition.notify_all()
+
+    def _take_want(self, rank: int, message: Message, _: Wire) -> None:
+        when = (message.generation, message.sequence)
+        with self._condition:
+            if when <= self._started or (self._rests and when[0] == self._started[0]):
+                self._skip(rank, when)  # after what was sent, if something was
+            else:
+                self._wants.setdefault(when, set()).add(rank)
+
+    def _take_rest(self, rank: int, message: Message, _: Wire) -> None:
+        with self._condition:
+            self._resting.setdefault(message.generation, set()).add(rank)
+            self._condition.notify_all()
+
+    def _receive(self, message: Message, wire: Wire) -> Flats:
+        if message.body != self._nbytes:
+            raise WireError(f"{message.body:,} bytes came, and {self._nbytes:,} were expected")
+        with self._condition:
+            flats = self._free.pop() if self._free else None
+        flats = flats if flats is not None else [torch.empty_like(flat) for flat in self._template]
+        wire.receive_into(as_bytes(flats))
+        return flats
+
+    def _wake(self, _: int) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+
+def as_bytes(flats: Sequence[torch.Tensor]) -> list[memoryview]:
+    """The memory of flat tensors of the CPU."""
+    return [flat.view(torch.uint8).numpy().data for flat in flats if flat.numel()]

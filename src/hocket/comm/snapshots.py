@@ -1,0 +1,69 @@
+"""A worker asks all others for what they have now; their threads answer, and they are not held up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hocket.comm.peers import Peers
+from hocket.comm.rounds import Flats, Kind, as_bytes
+from hocket.transport.wire import Message, Wire, WireError
+
+Snapshot = tuple[dict[str, Any], Flats]
+
+
+class Snapshots:
+    """Both sides of it.
+
+    Args:
+        peers: The links; handlers are set here.
+        take: Copies what this worker has, with a few words about it; called by any thread. The tensors are flat, of the
+            CPU, and as long on all workers.
+    """
+
+    def __init__(self, peers: Peers, take: Callable[[], Snapshot]) -> None:
+        self._peers, self._take = peers, take
+        self._condition = threading.Condition()
+        self._number = 0
+        self._found: dict[int, Snapshot] = {}
+        self._template: Flats = []
+        peers.handlers |= {Kind.ASK: self._answer, Kind.SNAPSHOT: self._keep}
+        peers.on_loss.append(self._wake)
+
+    def collect(self, timeout: float) -> list[Snapshot]:
+        """Those of all other workers that are alive and answer in time."""
+        deadline = time.monotonic() + timeout
+        others = [rank for rank in self._peers.live if rank != self._peers.rank]
+        with self._condition:
+            self._number += 1
+            self._found, self._template = {}, self._take()[1]
+        for rank in others:
+            self._peers.send(rank, Kind.ASK, {}, sequence=self._number)
+        with self._condition:
+            while set(others) & set(self._peers.live) - set(self._found) and time.monotonic() < deadline:
+                self._condition.wait(1.0)
+            found, self._found = self._found, {}
+            self._number += 1  # what comes later is for nobody
+            return [snapshot for _, snapshot in sorted(found.items())]
+
+    def _answer(self, rank: int, message: Message, _: Wire) -> None:
+        head, flats = self._take()
+        self._peers.send(rank, Kind.SNAPSHOT, head, as_bytes(flats), sequence=message.sequence)
+
+    def _keep(self, rank: int, message: Message, wire: Wire) -> None:
+        flats = [torch.empty_like(flat) for flat in self._template]
+        if message.body != sum(flat.nbytes for flat in flats):
+            raise WireError(f"a snapshot of {message.body:,} bytes, which is not what was asked for")
+        wire.receive_into(as_bytes(flats))
+        with self._condition:
+            if message.sequence == self._number:
+                self._found[rank] = message.head, flats
+                self._condition.notify_all()
+
+    def _wake(self, _: int) -> None:
+        with self._condition:
+            self._condition.notify_all()

@@ -1,0 +1,68 @@
+"""Learning-rate schedules where workers advance unevenly: they follow what all workers have done, not this one alone.
+
+A scheduler that is stepped inside a training loop is meant to get from the loop's beginning to its end. A worker that
+has had half as many batches as the others on the average therefore takes its schedule's steps in pairs.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+class Pace(Protocol):
+    """How far a training loop is: batches of this worker, and of all on the average."""
+
+    own: int
+    pace: float
+
+
+class Following:
+    """For the time of one training loop, the schedulers of some optimizers follow the pace of all workers."""
+
+    def __init__(self, pace: Pace, optimizers: list[Optimizer]) -> None:
+        self._pace = pace
+        self._kinds: list[tuple[LRScheduler, type[LRScheduler]]] = []
+        self._counts: dict[int, list[int]] = {}  # calls of a scheduler's step(), and steps taken for them
+        for scheduler in _schedulers(optimizers):
+            kind = type(scheduler)
+            self._kinds.append((scheduler, kind))
+            self._counts[id(scheduler)] = [0, 0]
+            scheduler.__class__ = self._make(kind)
+
+    def end(self) -> None:
+        """The loop is over: what is stepped from now on, once an epoch, is stepped once."""
+        for scheduler, kind in self._kinds:
+            scheduler.__class__ = kind
+
+    def _make(self, kind: type[LRScheduler]) -> type[LRScheduler]:
+        following = self
+
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            if args or kwargs:
+                kind.step(scheduler, *args, **kwargs)
+                return
+            counts = following._counts[id(scheduler)]
+            counts[0] += 1
+            pace = following._pace
+            due = int(counts[0] * pace.pace / pace.own + 1e-9) if pace.own else counts[0]
+            for _ in range(due - counts[1]):
+                kind.step(scheduler)
+            counts[1] = max(counts[1], due)
+
+        return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _schedulers(optimizers: list[Optimizer]) -> list[LRScheduler]:
+    """Those that a script has built on ``optimizers``: they know them, not the other way round."""
+    known = {id(optimizer) for optimizer in optimizers}
+    found = [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), LRScheduler) and id(getattr(each, "optimizer", None)) in known
+    ]
+    inside = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
+    return [each for each in found if id(each) not in inside]

@@ -1,0 +1,274 @@
+"""``dmb``: the gradients of one step travel while those of the next are computed, and are applied one step late."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm import gpu
+from hocket.comm.communicator import Communicator
+from hocket.comm.delayed import DelayedAverager
+from hocket.comm.layout import Layout
+from hocket.errors import StrategyError
+from hocket.strategies.base import Strategy, wrap
+from hocket.strategies.collector import Collector
+from hocket.strategies.exchange import (
+    Judgement,
+    agree_on_missing,
+    average_loss,
+    check_exchanged,
+    number_rates,
+    say_rates,
+)
+from hocket.strategies.members import Members
+from hocket.strategies.model_hooks import ModelHooks
+from hocket.updates.update import Step
+
+_CODE = 32  # bits of a payload that say what is missing; above: 0, or why a gradient cannot be used
+_DROPPED, _FIRST = 1, 2  # GradScaler wants it skipped; from here on a parameter that is not finite
+_SUPPORTS_SCALING = "_step_supports_amp_scaling"  # to GradScaler: this optimizer does what it asks for by itself
+
+
+@dataclass(frozen=True)
+class Late:
+    """An average that is to be applied with the next step: gradients, which are missing, and whether it can be used."""
+
+    gradients: list[torch.Tensor]
+    missing: bytes
+    nonfinite: dict[int, int]
+    dropped: bool
+
+
+class DelayedTraining(Strategy):
+    """Replicas that are always equal: ``optimizer.step()`` sends off ``p.grad`` and applies the average of before.
+
+    After ``backward()``, ``p.grad`` is this worker's own gradient. What the script does to it (clipping, GradScaler) is
+    done before it is averaged, so that the last one can be applied at the end of a loop without the script.
+    """
+
+    def __init__(
+        self, communicator: Communicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
+    ) -> None:
+        self._communicator, self._optimizer, self._members = communicator, optimizer, members
+        self.steps = 0
+        self._layout = Layout(members.parameters, limits=gpu.limits(communicator, members.parameters))
+        self._averager = DelayedAverager(communicator, self._layout)
+        self._slots = {id(slots): self._layout.views(slots) for slots in self._averager.all_slots}
+        self._results = {id(results): self._layout.views(results) for results in self._averager.all_results}
+        self._number = zlib.crc32(repr(members.describe()).encode())
+        self._late: Late | None = None
+        self._sent = b""  # what was missing here in the exchange that is under way
+        self._judgement, self._nonfinite = Judgement(members.names, on_nan), None  # type: Judgement, int | None
+        self.collector = Collector(
+            members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
+        )
+        self._leave_out_idle()
+        ModelHooks(model, self.collector)
+        self._original: Step = optimizer.step
+        self._supports_scaling = getattr(optimizer, _SUPPORTS_SCALING, False)
+        wrap(optimizer, self._step, self.collector)
+
+    @property
+    def skipped(self) -> int:
+        return self._judgement.skipped
+
+    @property
+    def holds(self) -> bool:
+        return self._late is not None or self._averager.is_under_way
+
+    def replica(self) -> dict[str, torch.Tensor] | None:
+        return dict(zip(self._members.names, self._members.parameters, strict=True))
+
+    def state(self) -> dict[str, Any]:
+        """The last gradients are in it, averaged: nothing is lost, and nothing is applied earlier than without."""
+        self._fetch()
+        late = self._late
+        if late is None:
+            return {"steps": self.steps}
+        named = zip(self._members.names, late.gradients, late.missing, strict=True)
+        return {
+            "steps": self.steps,
+            "late": {
+                "gradients": {name: gradient for name, gradient, missing in named if not missing},
+                "nonfinite": [list(pair) for pair in late.nonfinite.items()],
+                "dropped": late.dropped,
+            },
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._fetch()
+        self._late = None
+        saved = state.get("late")
+        if saved is not None:
+            gradients = self._layout.views(self._layout.allocate())
+            for name, gradient in zip(self._members.names, gradients, strict=True):
+                if name in saved["gradients"]:
+                    gradient.copy_(saved["gradients"][name])
+            missing = bytes(name not in saved["gradients"] for name in self._members.names)
+            self._late = Late(gradients, missing, dict(saved["nonfinite"]), saved["dropped"])
+
+    def settle(self) -> None:
+        if self.counts_steps:  # no other loop goes on
+            self._flush()
+
+    def rest(self) -> None:
+        self._flush()
+        self._take_every_step(False)
+        self.collector.rests = True
+
+    def _end_pass(self) -> None:
+        self._members.check_homes()
+        self._nonfinite = self.collector.nonfinite
+        self._take_every_step(True)
+
+    def _take_every_step(self, always: bool) -> None:
+        """Have GradScaler call ``step`` also on a rank on which it finds a gradient that is not finite."""
+        setattr(self._optimizer, _SUPPORTS_SCALING, always or self._supports_scaling)
+
+    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        self._members.check_groups(self._optimizer)
+        if closure is not None:
+            return self._step_with_closure(original, closure, options)
+        check_exchanged(self.collector)
+        self._take_every_step(False)
+        return self._apply(self._exchange(), lambda: original(**options))
+
+    def _step_with_closure(self, original: Step, closure: Callable[[], Any], options: dict[str, Any]) -> Any:
+        own: list[torch.Tensor | None] = []
+
+        def delayed() -> Any:
+            loss = average_loss(self._communicator, self.collector, closure())
+            check_exchanged(self.collector)
+            late = self._exchange()
+            own[:] = self._put(late if late is not None and self._allows(late) else None)
+            return loss
+
+        try:
+            return original(delayed, **options)
+        finally:
+            if own:
+                self._put_back(own)
+
+    def _flush(self) -> None:
+        """Apply what has not been applied yet."""
+        self._fetch()
+        late, self._late = self._late, None
+        self._apply(late, self._original)
+
+    def _apply(self, late: Late | None, step: Callable[[], Any]) -> Any:
+        """Take a step with an average from before, if there is one; ``p.grad`` is then what it was."""
+        if late is None or not self._allows(late):
+            return None
+        own = self._put(late)
+        try:
+            with _without_scaler(self._optimizer):
+                return step()
+        finally:
+            self._put_back(own)
+
+    def _allows(self, late: Late) -> bool:
+        self._judgement.record({} if late.dropped else late.nonfinite)
+        with _without_scaler(self._optimizer):
+            return self._judgement.allows_step(self._optimizer) and not late.dropped
+
+    def _put(self, late: Late | None) -> list[torch.Tensor | None]:
+        """Let ``p.grad`` be ``late``, or nothing; what it was."""
+        own = [parameter.grad for parameter in self._members.parameters]
+        self._put_back([None] * len(own))
+        if late is not None:
+            self._members.set_gradients(late.gradients, late.missing)
+        return own
+
+    def _put_back(self, gradients: list[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self._members.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    @torch.no_grad()
+    def _exchange(self) -> Late | None:
+        """Send off ``p.grad``; the average of what was sent before."""
+        begin = time.perf_counter()
+        self._fetch()
+        late, self._late = self._late, None
+        if self.collector.has_news:  # what travels depends on it, so ranks that differ must be found before
+            trained = zlib.crc32(self.collector.trained)
+            self._communicator.meet(trained, 0, "the first gradients after unfreezing")
+            self._leave_out_idle()
+        code = self._fill(self._slots[id(self._averager.slots)])
+        what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
+        payload = code << _CODE | (zlib.crc32(self._sent) if 1 in self._sent else 0)
+        self._averager.start(self._number + number_rates(self._optimizer), payload, what)
+        self.steps += 1
+        self.exchanging += time.perf_counter() - begin
+        return late
+
+    def _fill(self, views: list[torch.Tensor]) -> int:
+        """Copy this worker's gradients to the slots; 0, or why they cannot be used."""
+        gradients = [parameter.grad for parameter in self._members.parameters]
+        self._sent = bytes(gradient is None for gradient in gradients)
+        for name, gradient in zip(self._members.names, gradients, strict=True):
+            if gradient is not None and gradient.layout != torch.strided:
+                raise StrategyError(
+                    f"the gradient of {name!r} is sparse, which this strategy cannot exchange: make the embedding with "
+                    "sparse=False"
+                )
+        scale = self._averager.scale
+        grad_scale = getattr(self._optimizer, "grad_scale", None)
+        if grad_scale is not None:
+            scale /= float(grad_scale)
+        present = [(view, gradient) for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
+        if present:
+            targets = [view for view, _ in present]
+            torch._foreach_copy_(targets, [gradient for _, gradient in present])
+            if scale != 1:
+                torch._foreach_mul_(targets, scale)
+        for view, missing in zip(views, self._sent, strict=True):
+            if missing:
+                view.zero_()
+        found_inf = getattr(self._optimizer, "found_inf", None)
+        nonfinite, self._nonfinite = self._nonfinite, None
+        if found_inf is not None:
+            return _DROPPED if float(found_inf) else 0
+        return 0 if nonfinite is None else _FIRST + nonfinite
+
+    def _fetch(self) -> None:
+        """Wait for the exchange that is under way, if there is one."""
+        if not self._averager.is_under_way:
+            return
+        payloads = self._averager.finish()
+        codes = {rank: payload >> _CODE for rank, payload in enumerate(payloads)}
+        same = len({payload & (1 << _CODE) - 1 for payload in payloads}) == 1
+        missing = self._sent if same else agree_on_missing(self._communicator, self._sent)
+        nonfinite = {rank: code - _FIRST for rank, code in codes.items() if code >= _FIRST}
+        gradients = self._results[id(self._averager.results)]
+        self._late = Late(gradients, missing, nonfinite, _DROPPED in codes.values())
+
+    def _leave_out_idle(self) -> None:
+        """Buckets without any gradient do not travel; all ranks at the same time."""
+        self.collector.leave_out_idle()
+        trained, places = self.collector.trained, self._layout.places
+        busy = {place.bucket for place, byte in zip(places, trained, strict=True) if byte}
+        self._averager.idle = frozenset(range(len(self._layout.buckets))) - busy
+
+
+@contextmanager
+def _without_scaler(optimizer: Optimizer) -> Iterator[None]:
+    """What GradScaler asks of this step has been done already, with the step before."""
+    names = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    asked = {name: getattr(optimizer, name) for name in names}
+    for name in names:
+        setattr(optimizer, name, None)
+    try:
+        yield
+    finally:
+        for name, value in asked.items():
+            setattr(optimizer, name, value)

@@ -1,0 +1,285 @@
+"""``gossip``: every worker takes steps of its own, and mixes its parameters with those of neighbours only.
+
+Parameters travel from worker to worker. The job's one server holds none: it deals out the batches, knows who is alive,
+and is where all meet at the end of a training loop.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.comm.graphs import Graph
+from hocket.comm.layout import Layout
+from hocket.comm.pairs import squares
+from hocket.comm.peers import Peers
+from hocket.comm.rounds import Flats
+from hocket.comm.snapshots import Snapshots
+from hocket.comm.spectrum import gap
+from hocket.errors import StrategyError
+from hocket.server.client import Client
+from hocket.strategies.blend import average_once
+from hocket.strategies.choices import Gossip
+from hocket.strategies.local import LocalTraining
+from hocket.strategies.members import Members
+from hocket.updates.update import Step
+
+CONSENSUS = "distance from consensus"
+NEIGHBOURS = "distance from neighbours"
+_EVERY = 1.0  # seconds between two measurements
+
+
+class GossipTraining(LocalTraining):
+    """What all kinds of gossip have in common: the vector of all parameters, its neighbours, and the ends of loops.
+
+    ``flats`` hold what others may see of this worker, in memory of the CPU; ``lock`` guards them. Parameters alone are
+    mixed; floating-point buffers are averaged with them at the end of a training loop and in checkpoints.
+
+    Attributes:
+        rounds: How many exchanges there have been.
+        mass: What this worker counts in a mean over all; other than 1 in push-sum only.
+    """
+
+    survives_loss = True
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        client: Client,
+        model: nn.Module,
+        optimizer: Optimizer,
+        members: Members,
+        choice: Gossip,
+        on_nan: str,
+    ) -> None:
+        if client.config is None:
+            raise StrategyError("gossip needs connections between workers, which simulated ones do not have")
+        super().__init__(communicator, model, optimizer, members, on_nan)
+        self._client, self._choice, self._timeout = client, choice, client.config.timeout
+        self._graph = Graph(choice.topology, choice.seed)
+        self._parameters = [parameter.detach() for parameter in members.parameters]
+        layout = Layout(self._parameters)
+        self.flats: Flats = layout.allocate_here()
+        self._views = layout.on_cpu().views(self.flats)
+        self.lock = threading.RLock()
+        self.rounds, self._in_round, self.mass = 0, 0, 1.0
+        self._pass = 0
+        self._is_merging = False
+        self._measures: dict[str, float] = {}
+        self._facts: dict[str, Any] = {}
+        self._next_measure = 0.0
+        GossipTraining._publish(self)
+        self._peers = Peers(client.config, client.secret)
+        self._snapshots = Snapshots(self._peers, self._snapshot)
+        self._prepare()
+        self._peers.on_loss.append(lambda _: self._describe())
+        client.on_close.append(self._peers.close)
+        self._peers.join(client.gather)
+        self._describe()
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "in round": self._in_round, "rounds": self.rounds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._in_round, self.rounds = state.get("in round", 0), state.get("rounds", 0)
+        self._begin()
+
+    def begin_epoch(self, epoch: int) -> None:
+        if self._is_settled:
+            self._begin()  # with what the script has loaded since, perhaps
+
+    def settle(self) -> None:
+        """Whoever is alive comes, whether it had a batch or not."""
+        begin = time.perf_counter()
+        self._withdraw()
+        self._make_equal()
+        self._is_settled = True
+        self.exchanging += time.perf_counter() - begin
+
+    def flush(self) -> None:
+        if not self.counts_steps:  # else the loop was left, and all have met
+            self._withdraw()
+
+    def refresh(self) -> None:
+        """In a checkpoint, take the mean of what all workers have: their threads answer, and nobody waits."""
+        if not self._is_merging:
+            return
+        found = [(self.mass, self._own()), *((head["mass"], flats) for head, flats in self._ask())]
+        total = math.fsum(mass for mass, _ in found)
+        for i, flat in enumerate(found[0][1]):
+            wide = sum(flats[i].to(_wide(flat)) * (mass / total) for mass, flats in found)
+            flat.copy_(torch.as_tensor(wide))
+        self._put(found[0][1])
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """The means of parameters and buffers, as ``refresh`` finds them; the optimizer's state is this worker's."""
+        self._catch_up()
+        tensors = [tensor.detach() for tensor in self._tensors()]
+        own = [tensor.clone() for tensor in tensors]
+        self._is_merging = True
+        try:
+            yield
+        finally:
+            self._is_merging = False
+            with torch.no_grad():
+                torch._foreach_copy_(tensors, own)
+
+    def take_measures(self) -> dict[str, float]:
+        found, self._measures = self._measures, {}
+        return found
+
+    def take_facts(self) -> dict[str, Any]:
+        found, self._facts = self._facts, {}
+        return found
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Set handlers, before there are links."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """A pass begins, all workers have met; parameters are as they are now."""
+
+    @abstractmethod
+    def _mix(self) -> None:
+        """Exchange parameters, at the end of a batch that ends a round."""
+
+    @abstractmethod
+    def _withdraw(self) -> None:
+        """There are no more batches in this pass, as far as this worker knows: nobody is to wait for it."""
+
+    @abstractmethod
+    def _collapse(self) -> None:
+        """Bring all that is under way to the parameters; in the mean over all they count ``mass`` then."""
+
+    def _catch_up(self) -> None:
+        """Have the parameters as others have made them by now."""
+
+    def _exchange(self, samples: int) -> None:
+        self._in_round += 1
+        if self._in_round >= self._choice.period:
+            self._in_round = 0
+            self.rounds += 1
+            waited = time.perf_counter()
+            self._mix()
+            self._client.waited += time.perf_counter() - waited
+        else:
+            self._publish()
+
+    @torch.no_grad()
+    def _make_equal(self) -> None:
+        """The mean over all workers; how far this one was from it is measured on the way."""
+        self._collapse()
+        before = [parameter.clone() for parameter in self._parameters]
+        average_once(self._communicator, self._tensors(), self.mass if self._choice.push_sum else None)
+        self.mass, self._in_round = 1.0, 0
+        apart = squares([b - p for b, p in zip(before, self._parameters, strict=True)])
+        length = squares(self._parameters)
+        said = json.dumps({"pass": self._pass, "apart": apart})
+        found = [json.loads(data) for data in self._client.gather("gossip: the end of a loop", said.encode()).values()]
+        self._pass = max(each["pass"] for each in found) + 1
+        apart = math.fsum(each["apart"] for each in found) / len(found)
+        self._measures[CONSENSUS] = math.sqrt(apart / length) if length else 0.0
+        self._begin()
+
+    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        result = super()._step(original, closure, **options)
+        self._client.turn.batches = []  # they are done, and not for others
+        return result
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Let others see the parameters as they are now."""
+        with self.lock:
+            torch._foreach_copy_(self._views, self._parameters)
+
+    @torch.no_grad()
+    def _take_over(self) -> None:
+        """The parameters become what others see."""
+        with self.lock:
+            torch._foreach_copy_(self._parameters, self._views)
+        self._bump()
+
+    def _bump(self) -> None:
+        torch.autograd.graph.increment_version(self._members.parameters)
+
+    def _measure(self, square: Callable[[], float]) -> None:
+        """About once a second: half the mean square of the distance from neighbours, which is that from the mean."""
+        now = time.monotonic()
+        if now >= self._next_measure:
+            self._next_measure = now + _EVERY
+            length = squares(self.flats)
+            self._measures[NEIGHBOURS] = math.sqrt(square() / length) if length else 0.0
+
+    def _describe(self) -> None:
+        """What is to be said of the graph, when it begins and when it has changed."""
+        count = len(self._peers.live)
+        found = gap(self._graph, count, push_sum=self._choice.push_sum)
+        self._facts = {"gossip": f"{_NAMES[self._choice.topology]} of {count}", "spectral gap": round(found, 4)}
+
+    def _snapshot(self) -> tuple[dict[str, Any], Flats]:
+        """What others get in a checkpoint: parameters that count ``mass``, and floating-point buffers."""
+        with self.lock:
+            vector = [flat / self.mass for flat in self.flats] if self.mass != 1 else [f.clone() for f in self.flats]
+            return {"mass": self.mass}, [*vector, *_flatten(self._buffers)]
+
+    @torch.no_grad()
+    def _own(self) -> Flats:
+        """The same of this worker, as it is now."""
+        flats = [torch.empty_like(flat) for flat in self.flats]
+        torch._foreach_copy_(Layout(self._parameters).on_cpu().views(flats), self._parameters)
+        return [*flats, *_flatten(self._buffers)]
+
+    @torch.no_grad()
+    def _put(self, flats: Flats) -> None:
+        count = len(self.flats)
+        torch._foreach_copy_(self._parameters, Layout(self._parameters).on_cpu().views(flats[:count]))
+        for buffer, flat in zip(self._buffers, flats[count:], strict=True):
+            buffer.copy_(flat.view(buffer.shape))
+        self._bump()
+
+    def _ask(self) -> list[tuple[dict[str, Any], Flats]]:
+        return self._snapshots.collect(self._timeout)
+
+
+_NAMES = {
+    "ring": "a ring",
+    "torus": "a torus",
+    "exponential": "an exponential graph",
+    "complete": "a complete graph",
+    "pairs": "random pairs",
+}
+
+
+def combine(flats: Flats, weights: Sequence[tuple[float, Flats]], own: float) -> None:
+    """Replace a vector by a weighted sum of itself and others, in place."""
+    for i, flat in enumerate(flats):
+        wide = flat if _wide(flat) == flat.dtype else flat.to(_wide(flat))
+        wide.mul_(own)
+        for weight, others in weights:
+            wide.add_(others[i].to(wide.dtype), alpha=weight)
+        if wide is not flat:
+            flat.copy_(wide)
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    """The type in which sums are taken."""
+    return tensor.dtype if tensor.dtype.itemsize >= 4 else torch.float32
+
+
+def _flatten(tensors: Sequence[torch.Tensor]) -> Flats:
+    """Copies, flat and on the CPU."""
+    return [tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]

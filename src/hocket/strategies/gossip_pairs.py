@@ -1,0 +1,65 @@
+"""Asynchronous gossip (AD-PSGD, Lian et al. 2018): averages with one neighbour at a time, and nobody waits."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from hocket.comm.pairs import Pairs
+from hocket.strategies.gossip import GossipTraining
+
+
+class PairedTraining(GossipTraining):
+    """The vector that is exchanged and the parameters that are used for computing are two.
+
+    A batch is computed with a copy of the vector; what the step changes is added to the vector, which others may have
+    changed meanwhile; then an average with a neighbour is begun that is drawn at random, and the next batch gets a copy
+    of the vector as it is. If an average before is still under way, none is begun.
+    """
+
+    is_uneven = True
+
+    def _prepare(self) -> None:
+        self._pairs = Pairs(self._peers, self.flats, self.lock)
+        self._random = random.Random(f"{self._choice.seed} {self._client.rank}")
+        self._copies = [view.clone() for view in self._views]  # with which the batch at work began
+        self._pairs.open(self._pass)
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        with self.lock:
+            super()._publish()
+            torch._foreach_copy_(self._copies, self._views)
+        self._pairs.open(self._pass)
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """The vector follows the steps of this worker, and these follow the vector."""
+        moved = [p.cpu() - copy for p, copy in zip(self._parameters, self._copies, strict=True)]
+        with self.lock:
+            torch._foreach_add_(self._views, moved)
+            torch._foreach_copy_(self._copies, self._views)
+        torch._foreach_copy_(self._parameters, self._copies)
+        self._bump()
+
+    def _mix(self) -> None:
+        self._publish()
+        if self._pairs.distance is not None:
+            square, self._pairs.distance = self._pairs.distance, None
+            self._measure(lambda: square)
+        others = list(self._graph.neighbours(self._peers.live, self._client.rank, 0))
+        if self._choice.topology == "pairs":
+            others = [rank for rank in self._peers.live if rank != self._client.rank]
+        if others and self._pairs.average(self._random.choice(others)):
+            self.sent += sum(flat.nbytes for flat in self.flats)
+
+    def _catch_up(self) -> None:
+        self._publish()
+
+    def _withdraw(self) -> None:
+        """Its threads go on averaging; nobody waits for it anyway."""
+
+    def _collapse(self) -> None:
+        self._pairs.close(self._timeout)
+        self._publish()

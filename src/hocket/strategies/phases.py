@@ -1,0 +1,193 @@
+"""Several strategies in one run, one after the other, on the same model and optimizer."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.strategies import choices
+from hocket.strategies.base import Strategy
+from hocket.strategies.choices import Switch
+from hocket.strategies.collector import Collector
+
+
+class PhasedTraining(Strategy):
+    """All strategies are built at the start; those that are not at work rest.
+
+    A switch makes the replicas equal, the optimizer's state included, and goes on from there. Epochs are counted as
+    the loader counts them; a switch for the next one is made when a training loop ends, where all ranks are together.
+
+    Attributes:
+        phase: The number of the strategy at work.
+        batches: How many there have been.
+    """
+
+    def __init__(
+        self, communicator: Communicator, optimizer: Optimizer, strategies: Sequence[Strategy], choice: Switch
+    ) -> None:
+        self._communicator, self._optimizer, self._strategies = communicator, optimizer, strategies
+        self._choice = choice
+        self.phase = self.batches = self._epoch = self._steps_before = 0
+        self._rates = self._read_rates()
+        for strategy in strategies:
+            strategy.counts_steps = False  # they are counted here
+        self._put_to_work(0)
+        _call_after_step(optimizer, self._count_step)
+
+    @property
+    def _now(self) -> Strategy:
+        return self._strategies[self.phase]
+
+    @property
+    def steps(self) -> int:
+        return self._steps_before + sum(strategy.steps for strategy in self._strategies)
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._steps_before = steps - sum(strategy.steps for strategy in self._strategies)
+
+    @property
+    def exchanging(self) -> float:
+        return sum(strategy.exchanging for strategy in self._strategies)
+
+    @exchanging.setter
+    def exchanging(self, seconds: float) -> None:
+        self._now.exchanging += seconds - self.exchanging
+
+    @property
+    def sent(self) -> int:
+        return sum(strategy.sent for strategy in self._strategies)
+
+    @sent.setter
+    def sent(self, sent: int) -> None:
+        self._now.sent += sent - self.sent
+
+    @property
+    def skipped(self) -> int:
+        return sum(strategy.skipped for strategy in self._strategies)
+
+    @property
+    def holds(self) -> bool:
+        return self._now.holds
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "batches": self.batches,
+            "phase": self.phase,
+            "rates": self._rates,
+            "within": self._now.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._put_to_work(min(state.get("phase", 0), len(self._strategies) - 1))
+        self._now.rise()
+        within = state.get("within", state)
+        self._now.load_state(within)
+        self.steps, self.batches = state["steps"], state.get("batches", state["steps"])
+        self._rates = state.get("rates", self._read_rates())
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._look(epoch)
+        self._now.begin_epoch(epoch)
+
+    def glance(self) -> None:
+        self._now.glance()
+
+    def end_batch(self, samples: int = 1) -> None:
+        self.batches += 1
+        self._now.end_batch(samples)
+        self._look(self._epoch)
+
+    def settle(self) -> None:
+        self._now.counts_steps = self.counts_steps  # whether another loop goes on
+        self._now.settle()
+        self._now.counts_steps = False
+        if self.counts_steps:  # no loop goes on, so what comes is another epoch
+            self._look(self._epoch + 1)
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        with self._now.merged():
+            yield
+
+    def rest(self) -> None:
+        self._now.rest()
+
+    def rise(self) -> None:
+        self._now.rise()
+
+    def flush(self) -> None:
+        self._now.flush()
+
+    def refresh(self) -> None:
+        self._now.refresh()
+
+    def replica(self) -> dict[str, torch.Tensor] | None:
+        return self._now.replica()
+
+    def _count_step(self) -> None:
+        if self.counts_steps:
+            self.end_batch()
+
+    def _look(self, epoch: int) -> None:
+        """Switch if it is time."""
+        rates = self._read_rates()
+        fell = any(new < old for old, new in zip(self._rates, rates, strict=False))
+        self._rates = rates
+        while self.phase < len(self._choice.at) and self._is_time(self._choice.at[self.phase], epoch, fell=fell):
+            fell = False
+            self._switch()
+
+    def _is_time(self, at: str, epoch: int, *, fell: bool) -> bool:
+        kind, _, number = at.partition(" ")
+        return fell if kind == "decay" else (epoch if kind == "epoch" else self.batches) >= int(number)
+
+    def _switch(self) -> None:
+        old = self._now
+        old.rest()
+        self._put_to_work(self.phase + 1)
+        _hand_over(old.collector, self.collector)
+        self._now.rise()
+        if self._communicator.rank == 0:
+            text = choices.write(self._choice.strategies[self.phase])
+            print(f"hocket: after {self.batches} batches, on with {text}", file=sys.stderr, flush=True)
+
+    def _put_to_work(self, phase: int) -> None:
+        self.phase = phase
+        for strategy in self._strategies:
+            strategy.collector.rests = strategy is not self._now
+        self.collector = self._now.collector
+
+    def _read_rates(self) -> list[float]:
+        return [float(group.get("lr", 0.0)) for group in self._optimizer.param_groups]
+
+
+def _hand_over(old: Collector, new: Collector) -> None:
+    """Let ``new`` go on with what the loader and ``accumulate`` have told ``old``."""
+    weight = old.weight
+    old.weigh(1.0)
+    new.weigh(weight)
+    new.held, new.passes, new.mean = old.held, old.passes, old.mean
+    old.held, old.passes, old.mean = 0, 0, False
+
+
+def _call_after_step(optimizer: Optimizer, callback: Callable[[], None]) -> None:
+    original = optimizer.step
+
+    @functools.wraps(original)
+    def step(_: Optimizer, *args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        callback()
+        return result
+
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

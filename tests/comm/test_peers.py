@@ -1,0 +1,253 @@
+"""Workers that talk to each other directly: rounds, pairs and snapshots, among threads of one process."""
+
+import contextlib
+import random
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hocket.comm.graphs import Graph
+from hocket.comm.pairs import Pairs
+from hocket.comm.peers import Peers
+from hocket.comm.rounds import Rounds
+from hocket.comm.snapshots import Snapshots
+from hocket.config import Config
+from hocket.errors import DeadlineExceeded, JobError
+
+SECRET = b"p" * 32
+
+
+class Meeting:
+    """What the coordinator does for workers in threads."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier, self._given = threading.Barrier(size), dict[int, bytes]()
+
+    def gather(self, rank: int) -> Callable[[str, bytes], Mapping[int, bytes]]:
+        def gather(_: str, data: bytes) -> Mapping[int, bytes]:
+            self._given[rank] = data
+            self._barrier.wait(10)
+            found = dict(self._given)
+            self._barrier.wait(10)
+            return found
+
+        return gather
+
+
+@contextlib.contextmanager
+def workers(size: int, make: Callable[[Peers], Any], **fields: Any) -> Iterator[list[tuple[Peers, Any]]]:
+    """All links are there; ``make`` has set the handlers of each."""
+    name, meeting = f"hocket-{secrets.token_hex(8)}", Meeting(size)
+
+    def one(rank: int) -> tuple[Peers, Any]:
+        peers = Peers(Config(rank=rank, size=size, rendezvous=name, timeout=10.0, **fields), SECRET)
+        made = make(peers)
+        peers.join(meeting.gather(rank))
+        return peers, made
+
+    with ThreadPoolExecutor(size) as threads:
+        found = [each.result(30) for each in [threads.submit(one, rank) for rank in range(size)]]
+    try:
+        yield found
+    finally:
+        for peers, _ in found:
+            peers.close()
+
+
+def together(work: Callable[..., Any], items: list[Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(items)) as threads:
+        return [each.result(30) for each in [threads.submit(work, *item) for item in items]]
+
+
+def vector(rank: int, count: int = 5) -> list[torch.Tensor]:
+    made = torch.Generator().manual_seed(rank)
+    return [torch.randn(count, generator=made, dtype=torch.float64), torch.randn(3, generator=made)]
+
+
+def mix(graph: Graph, rounds: Rounds, rank: int, flats: list[torch.Tensor], number: int) -> None:
+    """One round, as a strategy does it."""
+    weights = {} if rounds.rests else graph.neighbours(rounds.members, rank, number)
+    rounds.start(flats, {other: {"weight": weight} for other, weight in weights.items()}, weights)
+    found = rounds.finish()
+    used = {other: min(weights[other], arrival.head["weight"]) for other, arrival in found.items()}
+    for place, flat in enumerate(flats):
+        mixed = flat * (1 - sum(used.values()))
+        for other, arrival in found.items():
+            mixed += used[other] * arrival.flats[place]
+        flat.copy_(mixed)
+    rounds.recycle(found.values())
+
+
+@pytest.mark.parametrize("fields", [{}, {"transport": "gloo"}, {"transport": "gloo", "tls": "on"}])
+@pytest.mark.parametrize("topology", ["ring", "complete", "pairs"])
+def test_rounds_are_the_matrix(topology: str, fields: dict[str, Any]) -> None:
+    size, graph, count = 4, Graph(topology), 100_000
+    vectors = [vector(rank, count) for rank in range(size)]
+    expected = torch.stack([flats[0] for flats in vectors])
+    for number in range(3):
+        expected = torch.tensor(graph.mixing(size, number), dtype=torch.float64) @ expected
+
+    def work(rank: int, rounds: Rounds) -> None:
+        for number in range(3):
+            mix(graph, rounds, rank, vectors[rank], number)
+
+    with workers(size, lambda peers: Rounds(peers, vectors[0], 10.0), **fields) as found:
+        together(work, [(peers.rank, rounds) for peers, rounds in found])
+    assert torch.allclose(torch.stack([flats[0] for flats in vectors]), expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    size=st.integers(2, 5), topology=st.sampled_from(["ring", "torus", "exponential", "complete", "pairs"]),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_workers_rest_at_any_time_and_the_mean_stays(size: int, topology: str, seed: int) -> None:
+    graph, drawn = Graph(topology, seed), random.Random(seed)
+    lengths = [[drawn.randint(0, 6) for _ in range(size)] for _ in range(2)]
+    vectors = [vector(rank) for rank in range(size)]
+    before = torch.stack([flats[0] for flats in vectors]).mean(0)
+    meeting = Meeting(size)
+
+    def work(rank: int, rounds: Rounds) -> None:
+        for number, turns in enumerate(lengths):
+            rounds.begin_pass(number)
+            for turn in range(turns[rank]):
+                mix(graph, rounds, rank, vectors[rank], turn)
+            rounds.rest()
+            mix(graph, rounds, rank, vectors[rank], 7)  # alone
+            meeting.gather(rank)("", b"")
+
+    with workers(size, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
+        together(work, [(peers.rank, rounds) for peers, rounds in found])
+    assert torch.allclose(torch.stack([flats[0] for flats in vectors]).mean(0), before, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("push_sum", [False, True])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_the_others_go_on_without_a_lost_worker(victim: int, push_sum: bool) -> None:
+    size, graph = 4, Graph("ring")
+    vectors = [vector(rank) for rank in range(size)]
+
+    def work(peers: Peers, rounds: Rounds) -> list[int]:
+        for number in range(12):
+            if peers.rank == victim and number == 3:
+                peers.close()
+                return []
+            if push_sum:
+                targets = graph.successors(rounds.members, peers.rank, number)
+                rounds.start(
+                    vectors[peers.rank], {other: {} for other in targets},
+                    graph.predecessors(rounds.members, peers.rank, number),
+                )  # fmt: skip
+                rounds.finish()
+            else:
+                mix(graph, rounds, peers.rank, vectors[peers.rank], number)
+        return rounds.members
+
+    with workers(size, lambda peers: Rounds(peers, vectors[0], 10.0, pushes=push_sum)) as found:
+        left = together(work, found)
+    assert [members for members in left if members] == [[rank for rank in range(size) if rank != victim]] * 3
+
+
+def test_graphs_that_do_not_agree_skip_each_other() -> None:
+    vectors = [vector(rank) for rank in range(3)]
+    lists = [{1: 0.5}, {2: 0.25, 0: 0.2}, {0: 0.5, 1: 0.5}]  # 0 does not want 2
+    got: dict[int, list[int]] = {}
+
+    def work(rank: int, rounds: Rounds) -> None:
+        rounds.start(vectors[rank], {other: {"weight": weight} for other, weight in lists[rank].items()}, lists[rank])
+        got[rank] = list(rounds.finish())
+
+    with workers(3, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
+        together(work, [(peers.rank, rounds) for peers, rounds in found])
+    assert got == {0: [1], 1: [0, 2], 2: [1]}
+
+
+def test_who_pushes_elsewhere_says_so_when_asked_and_nothing_is_lost() -> None:
+    vectors = [vector(rank) for rank in range(2)]
+    with workers(2, lambda peers: Rounds(peers, vectors[0], 10.0, pushes=True)) as found:
+        (_, first), (_, second) = found
+
+        def wait_for_nothing() -> None:
+            first.start(vectors[0], {1: {"mass": 0.5}}, [1])
+            assert first.finish() == {}
+
+        def push_elsewhere() -> None:
+            second.start(vectors[1], {}, [])
+            assert second.finish() == {}
+
+        together(lambda work: work(), [(wait_for_nothing,), (push_elsewhere,)])
+        second.start(vectors[1], {}, [])
+        second.finish()
+        (late,) = second.take_late()
+        assert late.head == {"mass": 0.5} and torch.equal(late.flats[0], vectors[0][0])
+
+
+def test_one_that_does_not_come_is_named() -> None:
+    vectors = [vector(rank) for rank in range(2)]
+    with workers(2, lambda peers: Rounds(peers, vectors[0], 0.2)) as found:
+        rounds = found[0][1]
+        rounds.start(vectors[0], {1: {"weight": 0.5}}, [1])
+        with pytest.raises(DeadlineExceeded, match=r"rank 1 did not come to round 0 of gossip within 0.2 s"):
+            rounds.finish()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_pairs_preserve_the_sum_and_never_deadlock(size: int) -> None:
+    vectors = [[flats[0]] for flats in (vector(rank, 20_000) for rank in range(size))]
+    before = sum(flats[0].clone() for flats in vectors)
+    spread = max(float((flats[0] - before / size).norm()) for flats in vectors)
+
+    def work(peers: Peers, pairs: Pairs) -> int:
+        drawn = random.Random(peers.rank)
+        pairs.open(0)
+        begun = 0
+        while begun < 40:
+            threading.Event().wait(0.0005)
+            begun += pairs.average(drawn.choice([rank for rank in range(size) if rank != peers.rank]))
+        return begun
+
+    with workers(size, lambda peers: Pairs(peers, vectors[peers.rank], threading.RLock())) as found:
+        together(work, found)
+        for _, pairs in found:
+            pairs.close(10.0)
+        after = sum(flats[0] for flats in vectors)
+        assert torch.allclose(after, before, rtol=1e-11, atol=1e-11)
+        assert max(float((flats[0] - before / size).norm()) for flats in vectors) < spread / 2
+        assert sum(pairs.averages for _, pairs in found) > 0
+        assert not found[0][1].average(1)  # it is closed
+        found[0][1].open(0)
+        assert found[0][1].average(1)  # and so is the other one: nothing happens, and it is answered
+        found[0][1].close(10.0)
+        assert torch.equal(sum(flats[0] for flats in vectors), after)
+
+
+def test_snapshots_come_from_the_living() -> None:
+    def make(peers: Peers) -> Snapshots:
+        return Snapshots(peers, lambda: ({"rank": peers.rank}, vector(peers.rank)))
+
+    with workers(3, make) as found:
+        assert [head["rank"] for head, _ in found[1][1].collect(10.0)] == [0, 2]
+        found[0][0].close()
+        ((head, flats),) = found[1][1].collect(10.0)
+        assert head["rank"] == 2 and torch.equal(flats[0], vector(2)[0])
+
+
+def test_a_worker_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    knock = Peers._knock
+
+    def refuse(self: Peers, said: dict[str, Any], deadline: float) -> Any:
+        if self.rank == 1 and "worker-2" in said["socket"]:
+            raise JobError("it is beyond a firewall")
+        return knock(self, said, deadline)
+
+    monkeypatch.setattr(Peers, "_knock", refuse)
+    with pytest.raises(JobError, match=r"rank 1 cannot reach rank 2.*firewall"), workers(3, lambda peers: None):
+        pass

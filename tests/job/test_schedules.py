@@ -1,0 +1,74 @@
+"""Learning rates where workers advance unevenly: all follow the count of all."""
+
+import time
+import types
+from typing import Any
+
+import torch
+from pool import Pool
+from strategies.training import Case, make
+from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, SequentialLR, StepLR
+
+import hocket
+from hocket.job.schedules import Following
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+def test_a_slow_worker_takes_several_steps_at_once_and_a_fast_one_fewer() -> None:
+    for own, everyone in ((1, 4.0), (7, 4.0), (4, 4.0)):
+        trained = optimizer()
+        scheduler = LinearLR(trained, 1.0, 0.0, total_iters=100)
+        pace: Any = types.SimpleNamespace(own=0, pace=0.0)
+        following = Following(pace, [trained])
+        for batch in range(1, 10 * own + 1):
+            pace.own, pace.pace = batch, batch * everyone / own
+            trained.step()
+            scheduler.step()
+        assert scheduler.last_epoch == 40
+        assert "step" not in scheduler.state_dict()
+        following.end()
+        scheduler.step()
+        assert scheduler.last_epoch == 41
+        assert type(scheduler) is LinearLR
+
+
+def test_schedulers_made_of_others_and_those_of_other_optimizers() -> None:
+    trained, other = optimizer(), optimizer()
+    parts = [LinearLR(trained, 0.1, 1.0, total_iters=4), StepLR(trained, 2, 0.5)]
+    sequential = SequentialLR(trained, parts, milestones=[4])
+    chained = ChainedScheduler([StepLR(trained, 3)], optimizer=trained)
+    strange = StepLR(other, 2)
+    pace: Any = types.SimpleNamespace(own=1, pace=3.0)
+    following = Following(pace, [trained])
+    trained.step()
+    other.step()
+    sequential.step()
+    chained.step()
+    strange.step()
+    following.end()
+    assert (sequential.last_epoch, parts[0].last_epoch, strange.last_epoch) == (3, 3, 1)
+
+
+def train() -> tuple[int, float]:
+    model, trained, loader = hocket.distribute(*make(Case(samples=120), 1), strategy="local_sgd(time=0.02)")
+    scheduler = LinearLR(trained, 1.0, 0.0, total_iters=20)
+    steps = 0
+    for x, y in loader:
+        ((model(x) - y) ** 2).mean().backward()
+        trained.step()
+        trained.zero_grad()
+        scheduler.step()
+        steps += 1
+        time.sleep(0.02 if hocket.rank() else 0.002)
+    return steps, scheduler.last_epoch
+
+
+def test_workers_of_uneven_speed_come_to_the_same_rate(pool: Pool) -> None:
+    (fast, fast_count), (slow, slow_count) = pool.run(2, train)
+    assert fast > slow
+    assert fast + slow == 40
+    assert abs(fast_count - 20) <= 4
+    assert abs(slow_count - 20) <= 4

@@ -1,0 +1,194 @@
+"""What strategies with replicas of their own do beside their law: when they average, what is saved, what goes on."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool, RemoteError
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.job.runtime import current
+
+
+def make(samples: int = 48, batch: int = 4, strategy: str = "local_sgd(period=4)", **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), **({"lr": 0.05, "momentum": 0.9} | options))
+    x = torch.randn(samples, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    loader = DataLoader(TensorDataset(x, torch.sin(x.sum(1, keepdim=True))), batch)
+    return hocket.distribute(model, optimizer, loader, strategy=strategy)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, skip: bool = False) -> None:
+    ((model(batch[0]) - batch[1]) ** 2).mean().backward()
+    if not skip:
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def same_everywhere(model: nn.Module) -> bool:
+    flat = torch.cat([t.detach().double().reshape(-1) for t in model.state_dict().values()])
+    return bool((hocket.allgather(flat) == flat).all())
+
+
+def rounds(strategy: str, skips: bool, epochs: int) -> tuple[list[bool], list[bool]]:
+    """Whether replicas are equal at the beginning of each batch, and after each epoch; steps are left out on rank 1."""
+    model, optimizer, loader = make(strategy=strategy)
+    inside, after = [], []
+    for _ in range(epochs):
+        for number, batch in enumerate(loader):
+            inside.append(same_everywhere(model))
+            step(model, optimizer, batch, skip=skips and number % 3 == 1 and hocket.rank() == 1)
+        after.append(same_everywhere(model))
+    return inside, after
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_rounds_are_counted_in_batches(pool: Pool, skips: bool) -> None:
+    for inside, after in pool.run(2, rounds, "local_sgd(period=4)", skips, 2):
+        assert inside == [number % 6 in (0, 4) for number in range(12)]  # 6 batches an epoch, which ends a round
+        assert after == [True, True]
+
+
+def test_the_period_grows(pool: Pool) -> None:
+    strategy = "local_sgd(period=1, growth=2.0, every=2, most=3)"
+    (inside, _), _ = pool.run(2, rounds, strategy, False, 1)
+    assert inside == [True, True, True, False, True, False]  # averages after 1, 2 and 4 batches: 1, 1, 2, 3 …
+
+
+def left_early() -> tuple[bool, bool, bool]:
+    model, optimizer, loader = make()
+    next(iter(loader))  # a glance
+    for number, batch in enumerate(loader):
+        step(model, optimizer, batch)
+        if number == 1:
+            before = same_everywhere(model)
+            break
+    after = same_everywhere(model)
+    for batch in loader:
+        step(model, optimizer, batch)
+        break
+    return before, after, same_everywhere(model)
+
+
+def test_a_loop_that_is_left_leaves_equal_replicas(pool: Pool) -> None:
+    assert pool.run(3, left_early) == [(False, True, True)] * 3
+
+
+def without_loader() -> list[bool]:
+    model, optimizer, _ = make()
+    batch = torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
+    equal = []
+    for _ in range(8):
+        step(model, optimizer, batch)
+        parameters = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        equal.append(bool((hocket.allgather(parameters) == parameters).all()))
+    return equal
+
+
+def test_without_a_loader_steps_are_counted(pool: Pool) -> None:
+    assert pool.run(2, without_loader) == [[False, False, False, True] * 2] * 2
+
+
+def momenta(asked: bool) -> bool:
+    model, optimizer, loader = make(strategy=f"local_sgd(period=3, optimizer_state={asked})")
+    for batch in loader:
+        step(model, optimizer, batch)
+    flat = torch.cat([optimizer.state[p]["momentum_buffer"].reshape(-1) for p in model.parameters()])
+    return bool((hocket.allgather(flat) == flat).all())
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_state_of_optimizers_is_averaged_if_asked(pool: Pool, asked: bool) -> None:
+    assert pool.run(2, momenta, asked) == [asked, asked]
+
+
+def save(folder: str) -> tuple[Any, Any, Any, Any]:
+    model, optimizer, loader = make()
+    for number, batch in enumerate(loader):
+        step(model, optimizer, batch)
+        if number == 1:
+            own = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+            hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()
+            after = copy.deepcopy(model.state_dict())
+            break
+    hocket.barrier()
+    again, other, _ = make()
+    hocket.load(folder, model=again, optimizer=other)
+    return (*own, after, (again.state_dict(), other.state_dict()["state"]))
+
+
+def test_a_checkpoint_has_the_average_and_nobody_is_changed(pool: Pool, tmp_path: Path) -> None:
+    found = pool.run(2, save, str(tmp_path))
+    for own, _, after, _ in found:
+        assert all(torch.equal(own[name], after[name]) for name in own)
+    assert not torch.equal(found[0][0]["0.weight"], found[1][0]["0.weight"])
+    for _, _, _, (loaded, state) in found:
+        for name, value in loaded.items():
+            mean = torch.stack([own[name].double() for own, _, _, _ in found]).mean(0)
+            assert torch.allclose(value.double(), mean, rtol=1e-12), name
+        for index, values in state.items():
+            mean = torch.stack([momenta[index]["momentum_buffer"] for _, momenta, _, _ in found]).mean(0)
+            assert torch.allclose(values["momentum_buffer"], mean, rtol=1e-12)
+
+
+def interrupted(folder: str, strategy: str, stop: int | None, epochs: int) -> list[torch.Tensor]:
+    """Saves every two batches, where all replicas are equal; ``stop`` ends it after so many."""
+    model, optimizer, loader = make(strategy=strategy)
+    position = hocket.resume(model=model, optimizer=optimizer, loader=loader)
+    done = 0
+    for _ in range(position.epoch, epochs):
+        for batch in loader:
+            step(model, optimizer, batch)
+            done += 1
+            if stop is not None and done > stop:
+                return []
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd(period=2, optimizer_state=True)", "local_sgd(time=1e-9)"])
+def test_a_resumption_goes_on_as_if_nothing_had_happened(pool: Pool, tmp_path: Path, strategy: str) -> None:
+    whole = pool.run(2, interrupted, "", strategy, None, 2)
+    options: dict[str, Any] = {"checkpoint": str(tmp_path), "checkpoint_every": 2}
+    pool.run(2, interrupted, str(tmp_path), strategy, 5, 2, **options)
+    again = pool.run(2, interrupted, str(tmp_path), strategy, None, 2, **options)
+    for mine, theirs in zip(whole, again, strict=True):
+        assert all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(mine, theirs, strict=True))
+
+
+def not_a_number(on_rank: int) -> int:
+    model, optimizer, loader = make(strategy="local_sgd(period=2)")
+    for number, (x, y) in enumerate(loader):
+        if number == 1 and hocket.rank() == on_rank:
+            x = x * float("nan")
+        step(model, optimizer, (x, y))
+    return sum(strategy.skipped for strategy in current().strategies)
+
+
+def test_a_gradient_that_is_not_finite_is_this_workers_matter(pool: Pool) -> None:
+    assert pool.run(2, not_a_number, 1, on_nan="skip") == [0, 1]
+    outcomes = pool.outcomes(2, not_a_number, 1)
+    assert isinstance(outcomes[1], RemoteError)
+    assert outcomes[1].kind == "NonFiniteError"
+    assert "rank 1" in outcomes[1].message
+
+
+def sparse() -> bool:
+    torch.manual_seed(0)
+    model = nn.Embedding(20, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.arange(16)), 4)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy="local_sgd(period=2)")
+    for (index,) in loader:
+        model(index).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return same_everywhere(model)
+
+
+def test_sparse_gradients_are_fine(pool: Pool) -> None:
+    assert pool.run(2, sparse) == [True, True]
