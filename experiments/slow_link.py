@@ -11,7 +11,7 @@ from learners import Options, read_options, save
 from replicas import Setting, train
 
 WORKERS = 4
-PASSES = 6
+PASSES = 5
 STRATEGIES = ("mirrored", "local_sgd(period=64)", "diloco(period=64)")
 
 
@@ -27,7 +27,7 @@ def reach(curve: list[dict[str, float]], goal: float) -> float | None:
 
 
 def main(options: Options) -> None:
-    workers, passes, nbytes = (2, 1, 10_000) if options.quick else (WORKERS, PASSES, 2_000_000)
+    workers, passes, nbytes = (2, 1, 10_000) if options.quick else (WORKERS, PASSES, 500_000)
     common: dict[str, Any] = {"batch": 32, "rate": 0.1, "optimizer": "momentum", "nbytes": nbytes, "shape": "mlp"}
     curves = {name: train(Setting(name, workers, passes, **common)) for name in STRATEGIES}
     goal = max(curve[-1]["validation"] for curve in curves.values())

@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool import Pool, RemoteError
+from products import product
 
 import hocket
 from hocket.comm.layout import Layout, cut
@@ -66,9 +67,7 @@ def reference(workers: int, shape: tuple[int, ...], dtype: str, operation: str) 
     return by[operation](0)
 
 
-@pytest.mark.parametrize("operation", ["mean", "sum", "max", "min", "product"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@product("workers", workers=[1, 2, 5], shape=SHAPES, operation=["mean", "sum", "max", "min", "product"])
 def test_reduce(pool: Pool, workers: int, shape: tuple[int, ...], operation: str) -> None:
     results = pool.run(workers, reduce_all, shape, "float64", operation)
     assert all(torch.equal(results[0], result) for result in results)

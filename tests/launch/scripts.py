@@ -120,10 +120,6 @@ def main() -> None:
         train(*args)
     elif what == "resume":
         resume(*args)
-    elif what == "environment":
-        names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS"]
-        print(" ".join(f"{name}={os.environ[name]}" for name in names), "args:", *args, flush=True)
-        print(f"threads={torch.get_num_threads()}", flush=True)
     elif what == "fewer steps":
         hocket.init()
         for _ in range(2 if hocket.rank() == 1 else 4):
@@ -148,11 +144,6 @@ def main() -> None:
         dist.destroy_process_group()
     elif what == "no init":
         hocket.rank()
-    elif what == "bars":
-        for step in range(5):
-            sys.stderr.write(f"\r{step * 25}%")
-        sys.stderr.write("\n")
-        print("done", flush=True)
     elif what == "logged error":
         import traceback
 
@@ -201,10 +192,6 @@ def main() -> None:
 
         hocket.init()
         subprocess.Popen(["/bin/sleep", *args], env={}, start_new_session=True)
-    elif what == "long line":
-        print("a" + "b" * 3_000_000 + "c", flush=True)
-    elif what == "umlaut":
-        sys.stdout.buffer.write("grün ✓\n".encode())
     elif what == "tee":
         sys.stderr = type("Tee", (), {"write": lambda *_: None, "flush": lambda *_: None})()
         hocket.init()

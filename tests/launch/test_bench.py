@@ -32,3 +32,12 @@ def test_the_bench_of_hogwild_has_speed_and_loss_of_each_way() -> None:
 def test_unknown_parts_are_told(args: tuple[str, ...]) -> None:
     done = bench(*args)
     assert done.returncode == 2 and "the choices are shared, tcp, tls, servers, straggler, rows" in done.stderr
+
+
+def test_the_bench_of_stragglers_compares_strategies() -> None:
+    strategies = "mirrored; gossip(asynchronous=True)"
+    done = bench("straggler", "-n", "2", "--rounds", "1", "--seconds", "0.3", "--strategies", strategies, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["strategy"] for row in rows] == ["mirrored", "gossip(asynchronous=True)"]
+    assert rows[0]["speed_ratio"] == 1 and rows[1]["speed_samples/s"] > 0

@@ -18,12 +18,15 @@ def hocket(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+PLAIN = str(Path(__file__).parent / "plain.py")  # without torch
+
+
 def run(workers: int, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return hocket("run", "-n", str(workers), SCRIPT, *args, **env)
 
 
 def test_workers_get_torchruns_environment_and_their_rank_on_every_line() -> None:
-    done = run(2, "environment", "--flag", "two words", OMP_NUM_THREADS="")
+    done = hocket("run", "-n", "2", PLAIN, "environment", "--flag", "two words", OMP_NUM_THREADS="")
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
     for rank in range(2):
@@ -78,7 +81,7 @@ def test_the_same_script_under_torchrun(strategy: str) -> None:
 
 
 def test_a_progress_bar_becomes_its_last_state() -> None:
-    done = run(2, "bars")
+    done = hocket("run", "-n", "2", PLAIN, "bars")
     assert done.stderr.count("100%") == 2 and "25%" not in done.stderr
     assert "[0] 100%" in done.stderr.splitlines()
 
@@ -188,12 +191,12 @@ def test_spawned_data_loader_processes_are_no_workers() -> None:
 
 
 def test_long_lines_are_whole_in_the_end() -> None:
-    done = run(1, "long line")
+    done = hocket("run", "-n", "1", PLAIN, "long line")
     assert done.stdout.count("b") == 3_000_000 and done.stdout.rstrip().endswith("c")
 
 
 def test_what_the_terminal_cannot_show_is_replaced() -> None:
-    done = run(1, "umlaut", PYTHONIOENCODING="ascii")
+    done = hocket("run", "-n", "1", PLAIN, "umlaut", PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and done.stdout == "[0] gr?n ?\n"
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,6 +77,22 @@ def read_until(pipe: object, text: str, count: int = 1) -> str:
     return heard
 
 
+def finish(job: "subprocess.Popen[str]", seconds: float = 90) -> tuple[str, str]:
+    """Wait for the end of a job; the rest of its output and of its errors.
+
+    ``communicate`` would lose what ``readline`` has read ahead.
+    """
+    with ThreadPoolExecutor(2) as readers:
+        assert job.stdout is not None and job.stderr is not None
+        rest = [readers.submit(pipe.read) for pipe in (job.stdout, job.stderr)]
+        try:
+            job.wait(seconds)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            raise AssertionError(f"still running after {seconds} s: {[text.result() for text in rest]}") from None
+        return rest[0].result(), rest[1].result()
+
+
 FLAGS = ("-n", "3", "--servers", "2", "--checkpoint", "saved", "--checkpoint-every", "4")
 
 
@@ -87,7 +104,7 @@ def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str)
         os.kill(find(tmp_path, "RANK=1"), signal.SIGKILL)
         heard = read_until(job.stderr, "rank 1")
         (tmp_path / "wait").unlink()
-        out, err = job.communicate(timeout=60)
+        out, err = finish(job)
         err = heard + err
         assert job.returncode == 0, err
         assert re.search(r"hocket: rank 1 on \S+ was killed by SIGKILL after [\d.]+ s; the others go on", err)
@@ -104,7 +121,7 @@ def test_a_killed_server_ends_the_job_and_the_same_command_goes_on(tmp_path: Pat
     with started(tmp_path, *flags) as job:
         read_until(job.stdout, "running", 3)
         os.kill(find(tmp_path, "HOCKET_SERVER=1"), signal.SIGKILL)
-        _, err = job.communicate(timeout=30)
+        _, err = finish(job)
         assert job.returncode == 128 + signal.SIGKILL
         assert re.search(r"hocket: server 1 on \S+ was killed by SIGKILL", err), err
         assert re.search(r"the last checkpoint is \S+; the same command continues from it", err), err

@@ -1,5 +1,6 @@
 """A host that dies or falls silent in the middle of an exchange: who is missing, and where, is said soon."""
 
+import os
 import re
 import time
 from pathlib import Path
@@ -11,8 +12,12 @@ from rig.jobs import Jobs, Running
 
 SLOW = "20mbit"  # at which an exchange of the job below takes 10 s
 BIG = ("big", "24", "100000")
-SLACK = 3.0  # seconds that this machine may take for what should take none
 SOON, LOST = 2.0, 10.0  # seconds after which a silent host is named, and given up
+
+
+def slack() -> float:
+    """Seconds that this machine may take for what should take none; more where others use it too."""
+    return 3.0 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def begin_exchange(started: Jobs, *workers: Running) -> None:
@@ -38,10 +43,10 @@ def test_killed(rig: Rigs, tmp_path: Path, dead: str, alive: str, gone: str) -> 
         then = time.monotonic()
         for worker in left:
             said = worker.time_of(rf"WorkerLost: ranks? .* waits? in .*, but ranks? {gone} on {dead} ended")
-            assert said - then < SOON + SLACK
+            assert said - then < SOON + slack()
             assert worker.finish() == 1
         assert job.finish() == 1
-        assert time.monotonic() - then < 5 + SLACK
+        assert time.monotonic() - then < 5 + slack()
         assert f"hocket: host {dead} (rank{'s' if ',' in gone else ''} {gone}) was lost after " in job.lines[-1]
         started.wait_until_empty()
 
@@ -85,7 +90,7 @@ def test_silent_for_a_while(rig: Rigs, tmp_path: Path) -> None:
         then = time.monotonic()
         for running, other, rank in ((job, "h2", 1), (plain[0], "h2", 1), (plain[1], "h1", 0)):
             said = running.time_of(rf"hocket: {other} \(rank {rank}\) does not answer: .* giving up after 10 s")
-            assert said - then < SOON + SLACK
+            assert said - then < SOON + slack()
         while time.monotonic() - then < 4:
             time.sleep(0.1)
         made.restore("h2")
@@ -116,13 +121,13 @@ def test_silent_for_good(rig: Rigs, tmp_path: Path, dead: str, alive: str, gone:
             made.kill(dead)
         for worker in (left[0], job):
             said = worker.time_of(rf"hocket: {dead} \({names}\) does not answer: .* giving up after 10 s")
-            assert said - then < SOON + SLACK
+            assert said - then < SOON + slack()
         for worker in left:
             said = worker.time_of(rf"WorkerLost: ranks? .* waits? in .*, but {names} on {dead} did not answer for 10 s")
-            assert LOST - 1 < said - then < LOST + SOON + SLACK
+            assert LOST - 1 < said - then < LOST + SOON + slack()
             assert worker.finish() == 1
         assert job.finish() == 1
-        assert time.monotonic() - then < LOST + 5 + SLACK
+        assert time.monotonic() - then < LOST + 5 + slack()
         how = rf"\) was lost .*: nothing was heard of it| on {dead} did not answer"
         assert re.search(rf"{names}({how}) for 10 s", job.lines[-1])
         started.wait_until_empty(alive)

@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from conftest import Rigs
 
 from hocket.rig import Rig
+from launch.test_served_jobs import finish, read_until
 
 HOCKET = [sys.executable, "-m", "hocket.launch.cli", "run", "--no-record"]
 TRAIN = """
@@ -69,14 +69,9 @@ def test_a_host_with_a_worker_alone_may_be_lost(rig: Rigs, tmp_path: Path, strat
         for _ in range(3):
             assert "running" in job.stdout.readline()
         assert made.kill("h2") > 0
-        deadline = time.monotonic() + 20
-        assert job.stderr is not None
-        heard = ""
-        while "rank 2" not in heard:  # its loss has been noticed
-            assert time.monotonic() < deadline
-            heard += job.stderr.readline()
+        heard = read_until(job.stderr, "rank 2")  # its loss has been noticed
         (tmp_path / "wait").unlink()
-        out, err = job.communicate(timeout=60)
+        out, err = finish(job)
         assert job.returncode == 0, heard + err
         assert "lost on the way: " in err
         totals = {int(line.split()[2]) for line in out.splitlines() if "seen" in line}

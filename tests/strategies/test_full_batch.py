@@ -19,7 +19,7 @@ PLAIN = {"lr": 0.3, "max_iter": 4, "history_size": 3}
 
 
 def train(case: Case, model: nn.Module, optimizer: Any, loader: Any, reduction: str, form: str) -> Any:
-    """Three steps of a batch optimizer; the parameters, the losses and how often the closure was called."""
+    """Two steps of a batch optimizer; the parameters, the losses and how often the closure was called."""
     calls, losses = 0, []
 
     def closure() -> Any:
@@ -38,7 +38,7 @@ def train(case: Case, model: nn.Module, optimizer: Any, loader: Any, reduction: 
             total.backward()
         return total
 
-    for _ in range(3):
+    for _ in range(2):
         if form == "no closure":
             losses.append(float(closure()))
             optimizer.step()
@@ -60,21 +60,21 @@ def together(case: Case, reduction: str, form: str) -> Any:
 @pytest.mark.parametrize(
     ("workers", "optimizer", "options", "reduction", "form", "hosts", "samples"),
     [
-        (1, "LBFGS", WOLFE, "mean", "tensors", None, 47),
+        (1, "LBFGS", WOLFE, "mean", "tensors", None, 49),
         (2, "LBFGS", WOLFE, "mean", "tensors", None, 48),
-        (3, "LBFGS", WOLFE, "mean", "tensors", None, 47),  # a batch that some have, and a repeated one
-        (3, "LBFGS", WOLFE, "sum", "floats", None, 47),
-        (3, "LBFGS", PLAIN, "mean", "floats", [2, 1], 47),
+        (3, "LBFGS", WOLFE, "mean", "tensors", None, 49),  # a batch that some have, and a repeated one
+        (3, "LBFGS", WOLFE, "sum", "floats", None, 49),
+        (3, "LBFGS", PLAIN, "mean", "floats", [2, 1], 49),
         (2, "LBFGS", WOLFE, "mean", "one backward", None, 48),
-        (2, "SGD", {"lr": 0.1, "momentum": 0.9}, "mean", "tensors", None, 47),
-        (3, "SGD", {"lr": 0.1}, "sum", "no closure", None, 47),
-        (2, "SGD", {"lr": 0.1}, "mean", "no closure", [1, 1], 47),
+        (2, "SGD", {"lr": 0.1, "momentum": 0.9}, "mean", "tensors", None, 49),
+        (3, "SGD", {"lr": 0.1}, "sum", "no closure", None, 49),
+        (2, "SGD", {"lr": 0.1}, "mean", "no closure", [1, 1], 49),
     ],
 )
 def test_many_workers_are_one(
     pool: Pool, workers: int, optimizer: str, options: Any, reduction: str, form: str, hosts: Any, samples: int
 ) -> None:
-    case = Case(optimizer=optimizer, options=options, samples=samples)
+    case = Case(model="matrices", optimizer=optimizer, options=options, samples=samples, batch=8)
     parameters, losses, calls = train(case, *make(case, workers), reduction, form)
     many = pool.run(workers, together, case, reduction, form, hosts=hosts)
     for found, seen, called in many:
@@ -86,7 +86,7 @@ def test_many_workers_are_one(
 
 
 def test_batches_that_count_differently_need_a_backward_each(pool: Pool) -> None:
-    case = Case(optimizer="LBFGS", options=WOLFE)
+    case = Case(model="matrices", optimizer="LBFGS", options=WOLFE, samples=49, batch=8)
     for outcome in pool.outcomes(3, together, case, "mean", "one backward"):
         assert outcome.kind == "UsageError" and "call it inside of the loop over the loader" in outcome.message
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from strategies.test_laws import OPTIMIZERS
 from strategies.test_served_queue import check, leaving_early, train
 from strategies.training import Case, alone, make, together
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hocket
 from hocket.job.checkpoint.saving import Saver
@@ -88,6 +89,40 @@ def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, kind: str, d
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_leaves_a_loop_early_holds_back_nobody(pool: Pool, kind: str) -> None:
     assert pool.run(2, leaving_early, kind, servers=1) == [40, 40]
+
+
+class Stream(IterableDataset[Any]):
+    """Rank 1 has fewer samples than the others."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(4 if hocket.rank() == 1 else 20):
+            yield torch.full((6,), float(number), dtype=torch.float64)
+
+
+def from_streams(kind: str) -> tuple[int, list[torch.Tensor]]:
+    """Every worker has data of its own, and two passes make a step."""
+    model, optimizer, _ = make(Case(), 1)
+    loader: Any = DataLoader(Stream(), 2)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=kind, data="local")
+    taken = 0
+    for x in loader:
+        taken += 1
+        if taken % 2:
+            with hocket.accumulate():
+                (model(x) ** 2).mean().backward()
+            continue
+        (model(x) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return taken, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_of_one_s_own_may_differ_in_length(pool: Pool, kind: str) -> None:
+    found = pool.run(3, from_streams, kind, servers=1)
+    assert [taken for taken, _ in found] == [10, 2, 10]
+    for _, parameters in found:  # when the loop is over, it is over for everybody
+        assert all(map(torch.equal, found[0][1], parameters))
 
 
 def add_up(kind: str) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from pool import Pool
+from products import product
 from strategies.test_laws import MODELS, OPTIMIZERS, STRATEGIES
 from strategies.training import Case, alone, assert_equal, together
 from torch import nn
@@ -47,9 +48,7 @@ def test_one_bucket(pool: Pool, strategy: str) -> None:
     assert_equal(alone(case, 3), pool.run(3, together, case, strategy, hosts=(2, 1)))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("hosts", [(1, 1), (2, 1)])
-@pytest.mark.parametrize("model", MODELS)
+@product("strategy", strategy=STRATEGIES, model=MODELS, hosts=[(1, 1), (2, 1)])
 def test_every_model(pool: Pool, model: str, hosts: tuple[int, ...], strategy: str) -> None:
     check(pool, Case(model=model, **ADAM), hosts, strategy)
 
@@ -67,9 +66,7 @@ def test_clipping_sees_the_average(pool: Pool, hosts: tuple[int, ...], strategy:
     check(pool, Case(clip=0.05, **ADAM), hosts, strategy)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("hosts", [(1, 1), (2, 1)])
-@pytest.mark.parametrize("zero", [False, True])
+@product("strategy", strategy=STRATEGIES, hosts=[(1, 1), (2, 1)], zero=[False, True])
 def test_accumulated_batches_add_up(pool: Pool, zero: bool, hosts: tuple[int, ...], strategy: str) -> None:
     check(pool, Case(accumulate=3, samples=50, zero=zero), hosts, strategy)
 

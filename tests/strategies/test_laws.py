@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool import Pool
+from products import product
 from strategies.training import Case, alone, assert_equal, together
 
 STRATEGIES = ["mirrored", "central", "central(fused=True)"]
@@ -54,9 +55,7 @@ def test_muon(pool: Pool, strategy: str) -> None:
     check(pool, Case(model="matrices", optimizer="Muon", options={"lr": 0.01}), 2, strategy, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
-@pytest.mark.parametrize("model", MODELS)
+@product("strategy", strategy=STRATEGIES, model=MODELS, optimizer=["momentum", "adam", "adafactor"])
 def test_every_model(pool: Pool, model: str, optimizer: str, strategy: str) -> None:
     name, options = OPTIMIZERS[optimizer]
     check(pool, Case(model=model, optimizer=name, options=options), 3, strategy)
@@ -84,11 +83,9 @@ def test_accumulated_batches_add_up(pool: Pool, zero: bool, strategy: str) -> No
     check(pool, Case(accumulate=3, samples=50, zero=zero), 3, strategy)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
-@pytest.mark.parametrize("workers", [2, 3])
-def test_narrow_types(pool: Pool, dtype: str, tolerance: float, workers: int, strategy: str) -> None:
-    check(pool, Case(dtype=dtype), workers, strategy, tolerance)
+@product("strategy", strategy=STRATEGIES, dtype=["float32", "bfloat16"], workers=[2, 3])
+def test_narrow_types(pool: Pool, dtype: str, workers: int, strategy: str) -> None:
+    check(pool, Case(dtype=dtype), workers, strategy, {"float32": 1e-4, "bfloat16": 0.1}[dtype])
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,9 +8,11 @@ import torch
 from pool import Pool
 from strategies.training import Case, alone, assert_equal, together, with_mean_state
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.errors import StrategyError
+from hocket.job.checkpoint.resuming import _saver
 from hocket.job.runtime import current
 from hocket.strategies import choices
 from hocket.strategies.choices import LocalSGD, Mirrored, Switch
@@ -65,6 +67,7 @@ def test_a_switch_needs_no_servers() -> None:
         ("mirrored -> local_sgd(period=1) @ step 1", 2, None, {}),
         ("mirrored -> local_sgd(period=1) @ step 5", 3, None, {}),
         ("mirrored -> local_sgd(period=1) @ step 5", 1, None, {}),
+        ("mirrored -> diloco(period=1, outer_lr=1.0, outer_momentum=0.0) @ step 5", 3, None, {}),
         ("mirrored -> local_sgd(period=1) @ step 7", 3, [2, 1], {}),
         ("mirrored -> local_sgd(period=1) @ epoch 2 -> mirrored @ epoch 3", 3, None, {"epochs": 3}),
         ("mirrored -> local_sgd(period=1) @ step 3 -> mirrored @ step 9", 2, None, {"zero": True}),
@@ -90,12 +93,20 @@ def test_in_the_middle_of_an_accumulation(pool: Pool, at: int) -> None:
     assert_equal(one, pool.run(2, together, case, f"local_sgd(period=1) -> mirrored @ step {at}"), 1e-9)
 
 
-@pytest.mark.parametrize("hosts", [None, [2, 1]])
-def test_back_to_mirrored_replicas_and_their_states_are_equal(pool: Pool, hosts: list[int] | None) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "hosts"),
+    [
+        ("local_sgd(period=4) -> mirrored @ step 7", None),  # in the middle of a round
+        ("local_sgd(period=4) -> mirrored @ step 7", [2, 1]),
+        ("easgd(period=2) -> diloco(period=6, fragments=2) @ step 3 -> dmb @ step 7 -> mirrored @ step 9", None),
+        ("diloco(period=3) -> easgd(period=4) @ epoch 2 -> mirrored @ step 8", None),
+    ],
+)
+def test_back_to_mirrored_replicas_and_their_states_are_equal(
+    pool: Pool, strategy: str, hosts: list[int] | None
+) -> None:
     case = Case(optimizer="Adam", options={"lr": 0.01}, dtype="float32")
-    many = pool.run(
-        3, together, case, "local_sgd(period=4) -> mirrored @ step 7", check_replicas=1, hosts=hosts
-    )  # in the middle of a round
+    many = pool.run(3, together, case, strategy, check_replicas=1, hosts=hosts)
     for result in many[1:]:
         assert all(map(torch.equal, many[0]["parameters"], result["parameters"]))
         for index, values in many[0]["state"]["state"].items():
@@ -140,3 +151,27 @@ def test_a_resumption_goes_on_in_the_phase_it_was_in(
     rest = pool.run(size, train, "shuffled", 0, strategy, **settings)
     assert rest[0][2] == (stop - 1) // 3 * 3
     assert [result[1] for result in rest] == [result[1] for result in whole]
+
+
+def phase_after_one_batch() -> int:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(torch.rand(24, 1)), 2)
+    strategy = "mirrored -> local_sgd(period=2) @ step 5"
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
+    hocket.resume(model=model, optimizer=optimizer, loader=loader)
+    for step, (x,) in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        if step == 8:
+            _saver(current()).settle()
+            break
+    phased = [each for each in current().strategies if isinstance(each, PhasedTraining)]
+    return phased[0].phase if phased else -1
+
+
+def test_more_workers_go_on_in_the_phase_that_it_is_time_for(pool: Pool, tmp_path: Path) -> None:
+    settings = {"checkpoint": str(tmp_path), "checkpoint_every": 8}
+    assert pool.run(1, phase_after_one_batch, **settings) == [-1]  # has nothing to exchange
+    assert pool.run(2, phase_after_one_batch, **settings) == [1, 1]

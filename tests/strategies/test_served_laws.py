@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool import Pool
+from products import product
 from strategies.test_laws import MODELS, OPTIMIZERS
 from strategies.training import Case, Result, alone, assert_equal, loop, make, together
 
@@ -40,8 +41,7 @@ def test_bulk_synchronous_with_every_optimizer(pool: Pool, name: str) -> None:
     check(pool, Case(optimizer=optimizer, options=options, groups=True), 3, 2, "bsp")
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
-@pytest.mark.parametrize("model", MODELS)
+@product(model=MODELS, optimizer=["momentum", "adam", "adafactor"])
 def test_bulk_synchronous_with_every_model(pool: Pool, model: str, optimizer: str) -> None:
     name, options = OPTIMIZERS[optimizer]
     check(pool, Case(model=model, optimizer=name, options=options), 2, 2, "bsp")

@@ -53,5 +53,3 @@ class AloneCommunicator(Communicator):
 
     def leave(self, failed: bool) -> None:
         """Nobody to tell."""
-        if self._beside is not None:
-            self._beside.close()

@@ -11,7 +11,6 @@ import torch
 from hocket.comm.layout import Layout, Limits
 from hocket.comm.topology import Topology
 from hocket.comm.traffic import Traffic
-from hocket.transport.beside import Beside
 from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup
 
@@ -146,19 +145,6 @@ class Communicator(ABC):
     def split_averager(self, layout: Layout) -> Averager:
         """The same, with halves between which data travels while this rank does other things."""
         return self.averager(layout)
-
-    _beside: Beside | None = None
-
-    @property
-    def beside(self) -> Beside:
-        """Where an exchange goes on beside the script; from now on all other collectives wait for that first."""
-        if self._beside is None:
-            self._beside = Beside()
-            self.give_way(self._beside)
-        return self._beside
-
-    def give_way(self, beside: Beside) -> None:  # noqa: B027 - there may be nobody to meet
-        """Have collectives wait for what is under way there."""
 
     def on_loss(self, callback: Callable[[], None]) -> None:  # noqa: B027 - waits are woken by themselves
         """Have ``callback`` called, by another thread, when a rank is lost."""

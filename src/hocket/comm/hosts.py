@@ -22,7 +22,6 @@ from hocket.comm.staging import through_cpu
 from hocket.comm.topology import Topology
 from hocket.comm.traffic import Traffic
 from hocket.errors import MismatchError, UsageError
-from hocket.transport.beside import Beside
 from hocket.transport.gate import Description, ranks, say, signature
 from hocket.transport.process_group import ProcessGroup
 from hocket.transport.watch import Watch
@@ -150,10 +149,6 @@ class HostsCommunicator(Communicator):
     def on_loss(self, callback: Callable[[], None]) -> None:
         self._watch.on_loss = callback
 
-    def give_way(self, beside: Beside) -> None:
-        self._watch.beside = beside
-        self._local.give_way(beside)
-
     def leave(self, failed: bool) -> None:
         self._watch.leave(failed)
         for group in self._made:
@@ -161,8 +156,6 @@ class HostsCommunicator(Communicator):
         self._made.clear()
         self._groups = _no_more_groups  # and with the old one goes the store
         self._local.leave(failed)
-        if self._beside is not None:
-            self._beside.close()
 
     def _group(self, name: str, members: list[int]) -> ProcessGroup:
         made = self._groups(name, members)

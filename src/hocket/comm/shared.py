@@ -17,7 +17,6 @@ from hocket.comm.layout import Bucket, Layout, Place, cut
 from hocket.comm.split import SplitAverager
 from hocket.comm.staging import through_cpu
 from hocket.transport.area import Area, aligned
-from hocket.transport.beside import Beside
 from hocket.transport.gate import Description, signature
 from hocket.transport.shared_memory import SharedMemory
 
@@ -190,13 +189,8 @@ class SharedCommunicator(Communicator):
         tensors = [area.tensor(p.start * dtype.itemsize, p.count, dtype).as_strided(p.shape, p.stride) for p in places]
         return area.tensor(0, count, dtype), tensors
 
-    def give_way(self, beside: Beside) -> None:
-        self.transport.gate.beside = beside
-
     def leave(self, failed: bool) -> None:
         self.transport.leave(failed)
-        if self._beside is not None:
-            self._beside.close()
 
     def _parts(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """``tensor`` flat, in parts that fit into the scratch memory (and, not by chance, into the cache)."""

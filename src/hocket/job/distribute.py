@@ -115,12 +115,8 @@ def _train_together(
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.launched:
         choices.check_fit(choice, config.size, config.servers)
-    if (
-        config.size == 1
-        and told is None
-        and runtime.client is None
-        and not (config.launched and isinstance(choice, choices.DMB))
-    ):
+    differs = config.launched and choices.differs_alone(choice)
+    if config.size == 1 and told is None and runtime.client is None and not differs:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         runtime.idle += [
             functools.partial(_alone, runtime.communicator, model, optimizer, elsewhere)

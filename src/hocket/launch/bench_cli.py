@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from hocket.launch.environment import Job
 from hocket.launch.hosts import Host
 from hocket.launch.party import Wishes
 from hocket.rig import Rig
+from hocket.strategies import choices
 
 app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")
 
@@ -82,6 +84,41 @@ def local(
     """Local steps over slow links: samples per second of local_sgd and diloco against DistributedDataParallel."""
     with Rig.up(hosts, rate, name=f"bench{os.getpid()}") as rig:
         _run("local", str(hosts), as_json, [str(rounds)], rig=rig, where=f"{hosts} hosts, {rate or 'unlimited'}/s")
+
+
+@app.command()
+def straggler(
+    workers: _Workers = "4",
+    rounds: _Rounds = 3,
+    seconds: Annotated[float, typer.Option(help="How long each job is measured.")] = 4.0,
+    strategies: Annotated[
+        str, typer.Option(help="With ; between them; the first is what the others are compared with.")
+    ] = "mirrored; gossip(topology='pairs', asynchronous=True); local_sgd(time=0.5)",
+    as_json: _Json = False,
+) -> None:
+    """Workers of which one sleeps four times its own step time: samples per second of several strategies."""
+    count, names = machine.worker_count(workers), [name.strip() for name in strategies.split(";")]
+    jobs = {}
+    for name in names:
+        choice = choices.parse(name)
+        servers = choices.servers_of(choice, int(isinstance(choice, choices.Served)))
+        jobs[name] = Job(("-m", "hocket.bench.straggler"), count, {"strategy": name, "servers": str(servers)})
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            found[name].append(_measure(job, [str(seconds)])[0]["samples/s"])
+    rows: list[dict[str, Any]] = []
+    for name, speeds in found.items():
+        ratios = [speed / first for speed, first in zip(speeds, found[names[0]], strict=True)]
+        middle = statistics.median(speeds)
+        rows.append({"strategy": name, "speed_samples/s": middle, "speed_ratio": statistics.median(ratios)})
+    if as_json:
+        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": machine.cpu(), "rows": rows}, indent=1))
+        return
+    print(f"straggler, {count} workers on {machine.cores()} cores ({machine.cpu()})")
+    for row in rows:
+        print(f"  {row['strategy']:<48} {_cell(row, 'speed_samples/s')} samples/s")
+    print(f"Medians over the rounds; × compares with {names[0]}, within a round.")
 
 
 @app.command()

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Happening, Progress, Record, Served, Traffic
+from hocket.events import Facts, Happening, Metrics, Progress, Record, Served, Traffic
 from hocket.launch.crew import Member
 from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
+from hocket.observe.gossip import GossipSummary
 from hocket.observe.progress import Pace
 from hocket.observe.recorder import Recorder
 from hocket.observe.served import ServedSummary
@@ -29,7 +30,7 @@ class Listener:
         self.screen: Screen | None = None
         self._recorder = recorder
         self._pace = Pace()
-        self._traffic, self._served = TrafficSummary(), ServedSummary()
+        self._traffic, self._served, self._gossip = TrafficSummary(), ServedSummary(), GossipSummary()
         self._lead = 0  # the rank whose progress is shown
         self._checkpoint = ""
         self._has_finished = False
@@ -46,6 +47,8 @@ class Listener:
             self._traffic.take(rank, record)
         elif isinstance(record, Served):
             self._served.take(record)
+        elif isinstance(record, Facts | Metrics):
+            self._gossip.take(record)
         if isinstance(record, Happening) and member.is_server:
             record = replace(record, details={"server": member.number, **record.details})
         if self._recorder is not None:
@@ -82,7 +85,7 @@ class Listener:
 
     def summary(self) -> list[str]:
         """What is said of a run that ended well."""
-        return [*self._traffic.lines(), *self._served.lines()]
+        return [*self._traffic.lines(), *self._served.lines(), *self._gossip.lines()]
 
     def finish(self, outcome: Outcome) -> None:
         """Write down how the job ended; only the first call counts."""

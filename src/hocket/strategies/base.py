@@ -93,6 +93,9 @@ class Strategy(ABC):
     def flush(self) -> None:  # noqa: B027 - likewise
         """A training loop has come to its end: exchange what was still to be exchanged; not collective."""
 
+    def idle(self) -> None:  # noqa: B027 - likewise
+        """There is no batch for this worker, though others may hold some: nobody is to wait for it; not collective."""
+
     @property
     def holds(self) -> bool:
         """Whether there are gradients here of batches that others do not know of yet."""

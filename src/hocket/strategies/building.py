@@ -55,7 +55,7 @@ def build(
     on_nan: str,
 ) -> Strategy:
     """The strategy that ``choice`` asks for, at work on ``model``; collective."""
-    alone = communicator.size == 1 and client is None and not isinstance(choice, DMB)  # which differs even then
+    alone = communicator.size == 1 and client is None and not choices.differs_alone(choice)
     if isinstance(choice, Mirrored) or alone:
         return MirroredTraining(communicator, model, optimizer, members, on_nan)
     if optimizer is None:

@@ -46,6 +46,7 @@ class Collector:
         self.passes = 0  # backward passes since the last exchange that were held back
         self.mean = False  # whether those are averaged
         self.rests = False  # another one is at work on the same parameters
+        self.meanwhile: Callable[[], None] | None = None  # called while gradients arrive, and a pass goes on
         self._on_end = on_end
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
@@ -176,6 +177,8 @@ class Collector:
             task = _current_task()
             if self._task != task:
                 self.arm()
+            if self.meanwhile is not None:
+                self.meanwhile()
             if not self.held:
                 if large:
                     self._slots.copy(index, self._scale())

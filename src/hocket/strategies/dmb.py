@@ -63,6 +63,7 @@ class DelayedTraining(Strategy):
         self._averager = DelayedAverager(communicator, self._layout)
         self._slots = {id(slots): self._layout.views(slots) for slots in self._averager.all_slots}
         self._results = {id(results): self._layout.views(results) for results in self._averager.all_results}
+        self._nbytes = sum(parameter.nbytes for parameter in members.parameters)
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._late: Late | None = None
         self._sent = b""  # what was missing here in the exchange that is under way
@@ -70,6 +71,7 @@ class DelayedTraining(Strategy):
         self.collector = Collector(
             members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
         )
+        self.collector.meanwhile = self._averager.progress
         self._leave_out_idle()
         ModelHooks(model, self.collector)
         self._original: Step = optimizer.step
@@ -206,8 +208,9 @@ class DelayedTraining(Strategy):
         code = self._fill(self._slots[id(self._averager.slots)])
         what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
         payload = code << _CODE | (zlib.crc32(self._sent) if 1 in self._sent else 0)
-        self._averager.start(self._number + number_rates(self._optimizer), payload, what)
+        self._averager.begin(self._number + number_rates(self._optimizer), payload, what)
         self.steps += 1
+        self.sent += self._nbytes
         self.exchanging += time.perf_counter() - begin
         return late
 

@@ -48,6 +48,7 @@ class GossipTraining(LocalTraining):
 
     Attributes:
         rounds: How many exchanges there have been.
+        distance: From consensus at the end of the last loop: the root of the mean square of ‖x − mean‖ / ‖mean‖.
         mass: What this worker counts in a mean over all; other than 1 in push-sum only.
     """
 
@@ -74,7 +75,7 @@ class GossipTraining(LocalTraining):
         self._views = layout.on_cpu().views(self.flats)
         self.lock = threading.RLock()
         self.rounds, self._in_round, self.mass = 0, 0, 1.0
-        self._pass = 0
+        self._pass, self.distance = 0, 0.0
         self._is_merging = False
         self._measures: dict[str, float] = {}
         self._facts: dict[str, Any] = {}
@@ -108,9 +109,8 @@ class GossipTraining(LocalTraining):
         self._is_settled = True
         self.exchanging += time.perf_counter() - begin
 
-    def flush(self) -> None:
-        if not self.counts_steps:  # else the loop was left, and all have met
-            self._withdraw()
+    def idle(self) -> None:
+        self._withdraw()
 
     def refresh(self) -> None:
         """In a checkpoint, take the mean of what all workers have: their threads answer, and nobody waits."""
@@ -192,7 +192,7 @@ class GossipTraining(LocalTraining):
         found = [json.loads(data) for data in self._client.gather("gossip: the end of a loop", said.encode()).values()]
         self._pass = max(each["pass"] for each in found) + 1
         apart = math.fsum(each["apart"] for each in found) / len(found)
-        self._measures[CONSENSUS] = math.sqrt(apart / length) if length else 0.0
+        self.distance = self._measures[CONSENSUS] = math.sqrt(apart / length) if length else 0.0
         self._begin()
 
     def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:

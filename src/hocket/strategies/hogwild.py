@@ -67,6 +67,10 @@ class HogwildTraining(LocalTraining):
             self._turns.refresh()
         self._hooks.watch_loading(model, self._before_load, self._after_load)
 
+    @property
+    def holds(self) -> bool:
+        return self.collector.passes > 0  # in hocket.accumulate()
+
     @contextmanager
     def merged(self) -> Iterator[None]:
         """The shared parameters as they are now, and this worker's optimizer state; not collective."""

@@ -67,8 +67,8 @@ class PhasedTraining(Strategy):
         return sum(strategy.sent for strategy in self._strategies)
 
     @sent.setter
-    def sent(self, sent: int) -> None:
-        self._now.sent += sent - self.sent
+    def sent(self, nbytes: int) -> None:
+        self._now.sent += nbytes - self.sent
 
     @property
     def skipped(self) -> int:
@@ -131,6 +131,15 @@ class PhasedTraining(Strategy):
 
     def refresh(self) -> None:
         self._now.refresh()
+
+    def glance(self) -> None:
+        self._now.glance()
+
+    def take_measures(self) -> dict[str, float]:
+        return self._now.take_measures()
+
+    def take_facts(self) -> dict[str, Any]:
+        return self._now.take_facts()
 
     def replica(self) -> dict[str, torch.Tensor] | None:
         return self._now.replica()

@@ -24,7 +24,6 @@ from typing import NamedTuple, Protocol
 from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
 from hocket.transport import futex
 from hocket.transport.area import LINE, Area, aligned
-from hocket.transport.beside import Beside
 
 _TEXT = 256  # bytes in which a rank says what it waits in
 _SLICE = 0.1  # seconds of sleep between two looks at whether the others live
@@ -84,7 +83,6 @@ class Gate:
     Attributes:
         numbers: How each of them is called in messages: the job's ranks, where the group is one host of several.
         outlook: On other hosts, if there are any; then it is told of waits, and minds the deadline.
-        beside: What is under way beside the script; others wait for that before they meet.
     """
 
     @staticmethod
@@ -96,8 +94,6 @@ class Gate:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.numbers = list(range(size))
         self.outlook: Outlook | None = None
-        self.beside: Beside | None = None
-        self._left = False
         self.waited = 0.0  # seconds slept at meetings so far
         self._peers = [r for r in range(size) if r != rank]
         self._area, self._address = area, area.address()
@@ -132,9 +128,6 @@ class Gate:
             WorkerLost: a rank ended before it came.
             DeadlineExceeded: a rank did not come within the timeout.
         """
-        spins, waiting = self._spins, None
-        if self.beside is not None and self.beside.enter():
-            spins = 0  # a look holds the interpreter, which the script needs
         self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF
         words, rank, table = self._words, self.rank, sequence & 1
         signatures, payloads = self._signatures[table], self._payloads[table]
@@ -146,6 +139,7 @@ class Gate:
             futex.wake(self._address + rank * LINE)
         # A peer is here when its number is ours, or one further: it may already have met us and gone on.
         here = (sequence, (sequence + 1) & 0xFFFFFFFF)
+        spins, waiting = self._spins, None
         for peer in self._peers:
             word = peer * 16
             while words[word] not in here:
@@ -160,7 +154,6 @@ class Gate:
 
     def leave(self, failed: bool) -> None:
         """Tell those who may wait for this rank that its script has ended."""
-        self._left = True
         self._words[self.rank * 16 + _STATE] = _FAILED if failed else _FINISHED
         while self._pidfds:
             _, pidfd = self._pidfds.popitem()
@@ -213,8 +206,6 @@ class Gate:
         return ranks([self.numbers[r] for r in local])
 
     def _check_lost(self, waiting: Waiting) -> None:
-        if self._left:
-            raise WorkerLost(f"this worker has left the job while it waited in {say(waiting.what)}")
         lost = [
             rank
             for rank, pidfd in self._pidfds.items()

@@ -23,7 +23,6 @@ from typing import Any
 
 from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
 from hocket.transport import entrance
-from hocket.transport.beside import Beside
 from hocket.transport.gate import FINISHED, Description, ranks, say
 from hocket.transport.news import News, Wait
 from hocket.transport.peer import Peer
@@ -42,13 +41,11 @@ class Watch:
 
     Attributes:
         on_loss: Called, in the watch's thread, when a rank is lost.
-        beside: What is under way beside the script; other collectives wait for that.
     """
 
     def __init__(self, rank: int, hosts: Sequence[str], timeout: float, peers: Sequence[Peer]) -> None:
         self._rank, self._hosts, self._timeout = rank, hosts, timeout
         self.on_loss: Callable[[], None] = lambda: None
-        self.beside: Beside | None = None
         self._news = News(rank, len(hosts))
         self._peers = {peer.rank: peer for peer in peers}
         self._silent: dict[int, float] = {}
@@ -92,8 +89,6 @@ class Watch:
 
     def enter(self, lane: str) -> None:
         """Begin the next collective of ``lane``, of which every rank has the same number in the same order."""
-        if self.beside is not None:
-            self.beside.enter()
         self._counts[lane] = self._counts.get(lane, 0) + 1
         self._lane = lane
 
@@ -109,8 +104,6 @@ class Watch:
     def look(self, what: Description, since: float) -> None:
         """See ``Outlook``: what this rank waits in, since when; it is told to the others."""
         waited = time.monotonic() - since
-        if self._left:
-            raise WorkerLost(f"this worker has left the job while it waited in {say(what)}")
         if waited > _TELL and not self._told:
             self._notice = since + _NOTICE
             self._tell(Wait(self._lane, dict(self._counts), say(what)))

@@ -44,7 +44,9 @@ class Saved:
             counter.steps = steps
         for warmup, taken in zip(runtime.warmups, manifest["warmups"], strict=False):
             warmup.taken = taken
-        for strategy, state in zip(runtime.strategies, manifest["strategies"], strict=False):
+        counts = {"steps": manifest["step"], "batches": manifest["batches"]}  # all that one worker has, who needs none
+        states = manifest["strategies"] or [counts] * len(runtime.strategies)
+        for strategy, state in zip(runtime.strategies, states, strict=False):
             strategy.load_state(self._unpack(state))
         runtime.restart(manifest["step"])
         for name, loader in subjects.loaders.items():

@@ -76,6 +76,7 @@ class Turns:
             return False
         for strategy in self._runtime.strategies:
             strategy.flush()
+            strategy.idle()
         self.end_step()
         return self.deal.wait()
 

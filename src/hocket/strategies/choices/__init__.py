@@ -3,7 +3,7 @@
 This package imports no torch, so that the command line can check a choice before it starts anything.
 """
 
-from hocket.strategies.choices.fitting import check_fit, servers_of, survives_loss
+from hocket.strategies.choices.fitting import check_fit, differs_alone, servers_of, survives_loss
 from hocket.strategies.choices.replicas import EASGD, DiLoCo, Gossip, Hogwild, LocalSGD
 from hocket.strategies.choices.served import BSP, PS, SSP, Asynchronous, Downpour, Served, Softsync
 from hocket.strategies.choices.switching import Switch
@@ -13,5 +13,5 @@ from hocket.strategies.choices.text import TABLE, Choice, parse, write
 __all__ = [
     "BSP", "DMB", "EASGD", "PS", "SSP", "TABLE", "Asynchronous", "Central", "Choice", "DiLoCo", "Downpour",
     "FullBatch", "Gossip", "Hogwild", "LocalSGD", "Mirrored", "Served", "Softsync", "Switch", "check_fit",
-    "parse", "servers_of", "survives_loss", "write",
+    "differs_alone", "parse", "servers_of", "survives_loss", "write",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from hocket.errors import StrategyError
 from hocket.strategies.choices.replicas import EASGD, Gossip, Hogwild
 from hocket.strategies.choices.served import Served
 from hocket.strategies.choices.switching import Switch
+from hocket.strategies.choices.synchronous import DMB
 from hocket.strategies.choices.text import Choice, write
 
 
@@ -15,6 +16,11 @@ def servers_of(choice: Choice, servers: int) -> int:
     It deals out the batches and knows who is alive, where workers advance unevenly or survive each other.
     """
     return max(servers, int(isinstance(choice, Gossip | Hogwild)))
+
+
+def differs_alone(choice: Choice) -> bool:
+    """Whether one worker trains in another way than the plain script: gradients are late for it, too."""
+    return isinstance(choice, DMB) or (isinstance(choice, Switch) and DMB() in choice.strategies)
 
 
 def survives_loss(choice: Choice, servers: int) -> bool:
