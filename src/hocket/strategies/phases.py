@@ -100,9 +100,6 @@ class PhasedTraining(Strategy):
         self._look(epoch)
         self._now.begin_epoch(epoch)
 
-    def glance(self) -> None:
-        self._now.glance()
-
     def end_batch(self, samples: int = 1) -> None:
         self.batches += 1
         self._now.end_batch(samples)
