@@ -199,12 +199,8 @@ class Loader:
         fits = (queue is None) == (self._deal is None)  # else its order is another one, and the epoch begins anew
         self._resumed = state if state["open"] and fits else None
         self._latest, self._quiet = None, state["persists"]
-        if (
-            self._resumed is not None
-            and self._deal is not None
-            and queue is not None
-            and (self._runtime.config.rank == 0 or isinstance(self._deal, RoundDeal))
-        ):
+        restores = self._runtime.config.rank == 0 or isinstance(self._deal, RoundDeal)
+        if restores and self._resumed is not None and self._deal is not None and queue is not None:
             self._deal.restore(queue)
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
