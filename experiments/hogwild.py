@@ -7,6 +7,7 @@ second, and the loss after as many samples. Real processes on real cores: run it
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from learners import Options, read_options, save
 
 WORKERS = 2
 DENSITIES = (10, 100, 1_000, 10_000, 100_000)
-TOUCHES = 20_000_000  # features of all samples of a pass together
+TOUCHES = 10_000_000  # features of all samples of a pass together
 LABELS = {"hogwild": "without locks", "locked": "with a lock"}
 
 
@@ -58,7 +59,8 @@ def main(options: Options) -> None:
             f"{row['hogwild_more_loss']:+.2%} without locks, {row['locked_more_loss']:+.2%} with one",
             flush=True,
         )
-    save("hogwild", {"workers": WORKERS, "seeds": seeds, "passes": rounds, "rows": rows}, options.out)
+    load = os.getloadavg()[1]  # of the machine, which should have had nothing else to do
+    save("hogwild", {"workers": WORKERS, "seeds": seeds, "passes": rounds, "load": load, "rows": rows}, options.out)
     plot(rows, options)
 
 

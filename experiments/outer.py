@@ -48,12 +48,12 @@ def settings(quick: bool) -> list[Setting]:
     return found
 
 
-def train(wanted: list[tuple[Setting, int]], servers: int) -> list[dict[str, float]]:
-    """A real job of four workers, which trains with one setting and seed after the other."""
+def train(wanted: list[tuple[Setting, int]], workers: int, servers: int) -> list[dict[str, float]]:
+    """A real job, which trains with one setting and seed after the other."""
     with tempfile.TemporaryDirectory() as folder:
         asked, found = Path(folder) / "asked.json", Path(folder) / "found.json"
         asked.write_text(json.dumps([{**asdict(setting), "seed": seed} for setting, seed in wanted]))
-        job = ["-m", "hocket.launch.cli", "run", "-n", str(WORKERS), "--no-record"]
+        job = ["-m", "hocket.launch.cli", "run", "-n", str(workers), "--no-record"]
         job += ["--servers", str(servers)] if servers else []
         subprocess.run([sys.executable, *job, str(HERE / "text.py"), str(asked), str(found)], check=True, stdout=2)
         outcomes: list[dict[str, float]] = json.loads(found.read_text())
@@ -71,12 +71,12 @@ def summarise(setting: Setting, outcomes: list[dict[str, float]]) -> dict[str, A
 
 
 def main(options: Options) -> None:
-    seeds = (0,) if options.quick else (0, 1)
+    workers, seeds = (2, (0,)) if options.quick else (WORKERS, (0, 1))
     runs = [(setting, seed) for setting in settings(options.quick) for seed in seeds]
     found: dict[tuple[Setting, int], dict[str, float]] = {}
     for servers in (0, 1):
         wanted = [run for run in runs if run[0].servers == servers]
-        found |= zip(wanted, train(wanted, servers), strict=True)
+        found |= zip(wanted, train(wanted, workers, servers), strict=True)
     rows = [
         summarise(setting, [found[setting, seed] for seed in seeds]) for setting in dict.fromkeys(s for s, _ in runs)
     ]
@@ -86,7 +86,7 @@ def main(options: Options) -> None:
             f"validation loss {row['loss']:.3f} ({', '.join(f'{loss:.3f}' for loss in row['losses'])})  "
             f"sent {row['megabytes']:.1f} MB"
         )
-    save("outer", {"seeds": len(seeds), "workers": WORKERS, "rows": rows}, options.out)
+    save("outer", {"seeds": len(seeds), "workers": workers, "rows": rows}, options.out)
     plot(rows, options)
 
 

@@ -23,7 +23,7 @@ CONTEXT, WIDTH, BATCH, HELD_OUT = 32, 64, 8, 2000
 
 
 class Transformer(nn.Module):
-    """One layer of width 64: 68,736 parameters."""
+    """One layer of width 64: 68,544 parameters."""
 
     def __init__(self) -> None:
         super().__init__()

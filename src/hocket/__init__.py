@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from hocket.strategies.choices import LocalSGD as LocalSGD
     from hocket.strategies.choices import Mirrored as Mirrored
     from hocket.strategies.choices import Softsync as Softsync
+    from hocket.strategies.choices import Switch as Switch
 
 __version__ = "0.1.0"
 
@@ -72,6 +73,7 @@ _HOMES = {
     "HocketError": "hocket.errors",
     "KeyValue": "hocket.job.key_value",
     "Mirrored": "hocket.strategies.choices",
+    "Switch": "hocket.strategies.choices",
     "SyncBatchNorm": "hocket.job.batchnorm",
     "accumulate": "hocket.job.accumulation",
     "allgather": "hocket.job.collectives",

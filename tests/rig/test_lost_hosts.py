@@ -1,10 +1,10 @@
 """A host that dies or falls silent in the middle of an exchange: who is missing, and where, is said soon."""
 
-import os
 import re
 import time
 from pathlib import Path
 
+import load
 import pytest
 from conftest import Rigs
 from rig import jobs
@@ -17,7 +17,7 @@ SOON, LOST = 2.0, 10.0  # seconds after which a silent host is named, and given 
 
 def slack() -> float:
     """Seconds that this machine may take for what should take none; more where others use it too."""
-    return 3.0 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    return 3.0 * load.share()
 
 
 def begin_exchange(started: Jobs, *workers: Running) -> None:
