@@ -120,7 +120,7 @@ def test_workers_rest_at_any_time_and_the_mean_stays(size: int, topology: str, s
             rounds.begin_pass(number)
             for turn in range(turns[rank]):
                 mix(graph, rounds, rank, vectors[rank], turn)
-            rounds.rest()
+            rounds.rest(for_good=True)
             mix(graph, rounds, rank, vectors[rank], 7)  # alone
             meeting.gather(rank)("", b"")
 
