@@ -46,7 +46,7 @@ class Snapshots:
             self._peers.send(rank, Kind.ASK, {}, sequence=self._number)
         with self._condition:
             while set(others) & set(self._peers.live) - set(self._found) and time.monotonic() < deadline:
-                self._condition.wait(1.0)
+                self._condition.wait(min(1.0, timeout))
             found, self._found = self._found, {}
             for rank in sorted(set(others) & set(self._peers.live) - set(found)):
                 print(
