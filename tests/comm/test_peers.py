@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hocket.comm.graphs import Graph
 from hocket.comm.pairs import Pairs
 from hocket.comm.peers import Peers
-from hocket.comm.rounds import Rounds
+from hocket.comm.rounds import Kind, Rounds
 from hocket.comm.snapshots import Snapshots
 from hocket.config import Config
 from hocket.errors import DeadlineExceeded, JobError
@@ -110,6 +110,7 @@ def test_rounds_are_the_matrix(topology: str, fields: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_workers_rest_at_any_time_and_the_mean_stays(size: int, topology: str, seed: int) -> None:
     graph, drawn = Graph(topology, seed), random.Random(seed)
+    glances = [[drawn.random() < 0.4 for _ in range(size)] for _ in range(2)]
     lengths = [[drawn.randint(0, 6) for _ in range(size)] for _ in range(2)]
     vectors = [vector(rank) for rank in range(size)]
     before = torch.stack([flats[0] for flats in vectors]).mean(0)
@@ -118,9 +119,13 @@ def test_workers_rest_at_any_time_and_the_mean_stays(size: int, topology: str, s
     def work(rank: int, rounds: Rounds) -> None:
         for number, turns in enumerate(lengths):
             rounds.begin_pass(number)
+            if glances[number][rank]:  # it rests, and comes back
+                rounds.rest(for_good=False)
+                mix(graph, rounds, rank, vectors[rank], 0)  # alone
+                rounds.begin_pass(number)
             for turn in range(turns[rank]):
                 mix(graph, rounds, rank, vectors[rank], turn)
-            rounds.rest()
+            rounds.rest(for_good=True)
             mix(graph, rounds, rank, vectors[rank], 7)  # alone
             meeting.gather(rank)("", b"")
 
@@ -227,6 +232,45 @@ def test_pairs_preserve_the_sum_and_never_deadlock(size: int) -> None:
         assert found[0][1].average(1)  # and so is the other one: nothing happens, and it is answered
         found[0][1].close(10.0)
         assert torch.equal(sum(flats[0] for flats in vectors), after)
+
+
+def test_an_answer_of_a_link_that_was_lost_meanwhile_changes_nothing() -> None:
+    vectors = [[vector(rank)[0]] for rank in range(2)]
+    held, go = threading.Event(), threading.Event()
+
+    def make(peers: Peers) -> Pairs:
+        pairs = Pairs(peers, vectors[peers.rank], threading.RLock())
+        take = peers.handlers[Kind.DELTA]
+
+        def hold(*args: Any) -> None:
+            held.set()
+            assert go.wait(10)
+            take(*args)
+
+        peers.handlers[Kind.DELTA] = hold
+        pairs.open(0)
+        return pairs
+
+    with workers(2, make) as found:
+        before = vectors[0][0].clone()
+        assert found[0][1].average(1) and held.wait(10)
+        found[0][1]._lose(1)
+        go.set()
+        found[0][1].close(10.0)
+        assert found[0][1].average(1) is False
+        assert torch.equal(vectors[0][0], before) and found[0][0].live == [0, 1]
+
+
+def test_who_gives_no_snapshot_in_time_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def make(peers: Peers) -> Snapshots:
+        made = Snapshots(peers, lambda: ({"rank": peers.rank}, vector(peers.rank)))
+        if peers.rank == 2:
+            peers.handlers[Kind.ASK] = lambda *_: None
+        return made
+
+    with workers(3, make) as found:
+        assert [head["rank"] for head, _ in found[0][1].collect(0.5)] == [1]
+    assert "hocket: rank 2 has not answered within 0.5 s, and is left out of the mean" in capsys.readouterr().err
 
 
 def test_snapshots_come_from_the_living() -> None:

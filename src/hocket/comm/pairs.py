@@ -50,6 +50,11 @@ class Pairs:
         peers.handlers |= {Kind.PAIR: self._take_pair, Kind.DELTA: self._take_delta}
         peers.on_loss.append(self._lose)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether others may average with this worker."""
+        return self._pass >= 0
+
     def open(self, number: int) -> None:
         """From now on others of the same pass may average with this worker."""
         with self._condition:
@@ -103,8 +108,10 @@ class Pairs:
     def _take_delta(self, rank: int, message: Message, wire: Wire) -> None:
         step = self._receive(message, wire) if message.body else None
         with self._condition:
-            if self._pending != rank or message.sequence != self._number:
+            if message.sequence > self._number:
                 raise WireError(f"an answer to average {message.sequence} of rank {rank}, which was not asked for")
+            if self._pending != rank or message.sequence < self._number:
+                return  # its link was lost while this was being received
             if step is not None:
                 for each, flat in zip(step, self.flats, strict=True):
                     flat.sub_(each)

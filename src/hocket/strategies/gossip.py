@@ -53,6 +53,7 @@ class GossipTraining(LocalTraining):
     """
 
     survives_loss = True
+    is_uneven = True  # batches come from a queue, and workers may be lost
 
     def __init__(
         self,
@@ -104,13 +105,13 @@ class GossipTraining(LocalTraining):
     def settle(self) -> None:
         """Whoever is alive comes, whether it had a batch or not."""
         begin = time.perf_counter()
-        self._withdraw()
+        self._withdraw(for_good=True)
         self._make_equal()
         self._is_settled = True
         self.exchanging += time.perf_counter() - begin
 
     def idle(self) -> None:
-        self._withdraw()
+        self._withdraw(for_good=not self._is_settled)  # before its first batch, the loop may turn out to be a glance
 
     def refresh(self) -> None:
         """In a checkpoint, take the mean of what all workers have: their threads answer, and nobody waits."""
@@ -158,7 +159,7 @@ class GossipTraining(LocalTraining):
         """Exchange parameters, at the end of a batch that ends a round."""
 
     @abstractmethod
-    def _withdraw(self) -> None:
+    def _withdraw(self, *, for_good: bool) -> None:
         """There are no more batches in this pass, as far as this worker knows: nobody is to wait for it."""
 
     @abstractmethod

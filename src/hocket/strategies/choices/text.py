@@ -87,7 +87,7 @@ def _parse_one(text: str) -> Choice:
             options[key] = ast.literal_eval(node)
         except ValueError:
             raise StrategyError(
-                f"strategy {name.id!r}: the value of {key!r} is no literal: write for example {key}=True or {key}=0.5"
+                f"strategy {name.id!r}: the value of {key!r} is no literal: write for example {_examples(kind, key)}"
             ) from None
     return _build(name.id, kind, options)
 
@@ -144,6 +144,11 @@ def _build(name: str, kind: type[Choice], options: dict[str, object]) -> Choice:
     except ValueError as error:
         raise StrategyError(f"strategy {name!r}: {error}") from None
     return choice
+
+
+def _examples(kind: type[Choice], key: str) -> str:
+    default = next((field.default for field in dataclasses.fields(kind) if field.name == key), None)
+    return f"{key}={default!r}" if isinstance(default, str) else f"{key}=True or {key}=0.5"
 
 
 _EXAMPLES: dict[type, object] = {float: 1.0, int: 3, str: "text"}
