@@ -192,3 +192,76 @@ def sparse() -> bool:
 
 def test_sparse_gradients_are_fine(pool: Pool) -> None:
     assert pool.run(2, sparse) == [True, True]
+
+
+def closed(on_rank: int) -> tuple[int, bool]:
+    model, optimizer, loader = make(strategy="local_sgd(period=2)")
+    for number, (x, y) in enumerate(loader):
+        factor = float("nan") if number == 1 and hocket.rank() == on_rank else 1.0
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y, factor: float = factor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = ((model(x) - y) ** 2).mean() * factor
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    finite = all(bool(p.isfinite().all()) for p in model.parameters())
+    return current().strategies[0].skipped, finite
+
+
+def test_gradients_of_closures_are_judged(pool: Pool) -> None:
+    assert pool.run(2, closed, 1, on_nan="skip") == [(0, True), (1, True)]
+    outcomes = pool.outcomes(2, closed, 1)
+    assert isinstance(outcomes[1], RemoteError)
+    assert outcomes[1].kind == "NonFiniteError"
+
+
+def grown() -> int:
+    model, optimizer, loader = make(strategy="local_sgd(period=1, growth=2.0, every=1, most=4)")
+    strategy: Any = current().strategies[0]
+    strategy.batches = 5000
+    for batch in loader:
+        step(model, optimizer, batch)
+    return int(strategy.period)
+
+
+def test_a_period_that_has_grown_for_long_is_still_a_number(pool: Pool) -> None:
+    assert pool.run(2, grown) == [4, 4]
+
+
+def saved_in_a_round(folder: str, strategy: str) -> None:
+    model, optimizer, loader = make(strategy=strategy)
+    for batch in loader:
+        step(model, optimizer, batch)
+        hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()
+
+
+def test_in_a_round_of_seconds_nothing_can_be_saved(pool: Pool, tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match=r"in the middle of a round of local_sgd\(time=…\).*: save after the loop"):
+        pool.run(2, saved_in_a_round, str(tmp_path), "local_sgd(time=5.0)")
+    assert not list(tmp_path.iterdir())
+
+
+def stopped(folder: str, first: str, second: str) -> list[int]:
+    """A save in the middle of a long round; then how many exchanges there were in a loop of another strategy."""
+    model, optimizer, loader = make(samples=96, strategy=first)
+    for number, batch in enumerate(loader):
+        step(model, optimizer, batch)
+        if number == 6:
+            hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()
+            break
+    hocket.barrier()
+    model, optimizer, loader = make(samples=96, strategy=second)
+    hocket.load(folder, model=model, optimizer=optimizer)
+    sent = []
+    for batch in loader:
+        step(model, optimizer, batch)
+        sent.append(current().strategies[-1].sent)
+    return sent
+
+
+@pytest.mark.parametrize("second", ["easgd(period=3)", "diloco(period=3)", "local_sgd(period=3)"])
+def test_shorter_rounds_go_on_after_a_resumption(pool: Pool, tmp_path: Path, second: str) -> None:
+    for sent in pool.run(2, stopped, str(tmp_path), "local_sgd(period=64)", second):
+        assert len(set(sent)) >= 4, sent  # 12 batches

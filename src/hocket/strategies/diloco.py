@@ -70,7 +70,8 @@ class DiLoCoTraining(LocalTraining):
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        self._in_round, self.rounds = state.get("in round", 0), state.get("rounds", 0)
+        self._in_round = state.get("in round", 0) % self._choice.period  # rounds may have been longer
+        self.rounds = state.get("rounds", 0)
         self._is_settled = not self._in_round
         self._take_anchors()
         anchor, momentum = state.get("anchor", {}), state.get("momentum", {})

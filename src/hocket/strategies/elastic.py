@@ -54,7 +54,7 @@ class ElasticTraining(LocalTraining):
     def load_state(self, state: dict[str, Any]) -> None:
         """All workers go on from the centre, which is what was saved."""
         super().load_state(state)
-        self._in_round = state.get("in round", 0)
+        self._in_round = state.get("in round", 0) % self._choice.period  # rounds may have been longer
         self._loaded()
 
     def begin_epoch(self, epoch: int) -> None:

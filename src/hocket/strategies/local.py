@@ -112,13 +112,24 @@ class LocalTraining(Strategy):
         self._members.check_groups(optimizer)
         result = None
         if closure is not None:
-            result = original(closure, **options)
+            result = original(self._judge(closure, optimizer), **options)
         elif self._may_step(optimizer):
             result = original(**options)
         self.steps += 1
         if self.counts_steps:
             self.end_batch()
         return result
+
+    def _judge(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
+        """Have a closure leave no gradients that the step may not use."""
+
+        def judged() -> Any:
+            loss = closure()
+            if not self._may_step(optimizer):
+                optimizer.zero_grad(set_to_none=True)
+            return loss
+
+        return judged
 
     def _may_step(self, optimizer: Optimizer) -> bool:
         check_exchanged(self.collector)

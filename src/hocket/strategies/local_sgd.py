@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any
 
 from torch import nn
@@ -36,8 +38,11 @@ class LocalSGDTraining(LocalTraining):
     def period(self) -> int:
         """Of the round that is going on."""
         choice = self._choice
-        grown = choice.period * choice.growth ** ((self.batches - self._in_round) // choice.every)
-        return int(min(grown, choice.most if choice.most is not None else grown))
+        try:
+            grown = choice.period * choice.growth ** ((self.batches - self._in_round) // choice.every)
+        except OverflowError:
+            grown = math.inf
+        return int(min(grown, choice.most if choice.most is not None else sys.maxsize))
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "in round": self._in_round, "rounds": self.rounds}
