@@ -15,7 +15,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
-from hocket.strategies.blend import floating_buffers
 from hocket.strategies.choices import DiLoCo
 from hocket.strategies.fragments import Fragment, divide
 from hocket.strategies.local import LocalTraining
@@ -51,7 +50,7 @@ class DiLoCoTraining(LocalTraining):
                 communicator,
                 [members.names[i] for i in part],
                 [members.parameters[i] for i in part],
-                floating_buffers(model) if part is divided[-1] else [],
+                self._places if part is divided[-1] else [],
             )
             for part in divided
         ]
