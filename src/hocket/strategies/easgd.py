@@ -32,8 +32,10 @@ class EASGDTraining(ElasticTraining):
         members: Members,
         choice: EASGD,
         on_nan: str,
+        *,
+        rests: bool = False,
     ) -> None:
-        super().__init__(communicator, model, optimizer, members, choice, on_nan)
+        super().__init__(communicator, model, optimizer, members, choice, on_nan, rests=rests)
         self.centre = [parameter.detach().clone() for parameter in members.parameters]
         self._differences = [torch.zeros_like(tensor) for tensor in self.centre]
         self._blend = Blend(communicator, self._differences)
