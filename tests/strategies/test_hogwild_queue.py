@@ -112,22 +112,5 @@ def scheduled(strategy: str) -> tuple[int, int]:
 
 def test_schedulers_follow_all_workers(pool: Pool) -> None:
     found = pool.run(2, scheduled, "hogwild", servers=1)
-    assert sum(taken for taken, _ in found) == 60 and max(found)[0] > found[0][1] == 30
-
-
-def suddenly_slow(strategy: str) -> list[int]:
-    """Rank 1 has taken many quick batches at once when each of them takes long."""
-    model, optimizer, loader = numbered(strategy, 4000)
-    seen: list[int] = []
-    for (x,) in loader:
-        seen.append(int(x))
-        add_one(model, optimizer, x)
-        if hocket.rank() == 1 and len(seen) > 200:
-            time.sleep(0.2)
-    return seen
-
-
-def test_others_do_what_a_worker_took_and_has_no_time_for(pool: Pool) -> None:
-    fast, slow = pool.run(2, suddenly_slow, "hogwild", servers=1)
-    assert sorted(fast + slow) == list(range(4000))
-    assert len(slow) < 260
+    assert sum(taken for taken, _ in found) == 60
+    assert {length for _, length in found} == {30}
