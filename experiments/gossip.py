@@ -31,7 +31,7 @@ JOBS = ("mirrored", "gossip(topology='complete')", "gossip", "gossip(push_sum=Tr
 
 
 def make_model() -> torch.nn.Module:
-    """The next symbol from the ones before it: 22,592 parameters."""
+    """The next symbol from the ones before it: 16,576 parameters."""
     return torch.nn.Sequential(
         torch.nn.Embedding(replicas.SYMBOLS, WIDTH), torch.nn.Flatten(), torch.nn.Linear(BEFORE * WIDTH, HIDDEN),
         torch.nn.Tanh(), torch.nn.Linear(HIDDEN, replicas.SYMBOLS),
@@ -107,7 +107,7 @@ def main(options: Options) -> None:
     torch.set_num_threads(1)
     rows = simulate(options.quick)
     jobs = []
-    for strategy in JOBS[:3:2] if options.quick else JOBS:
+    for strategy in ("gossip",) if options.quick else JOBS:
         workers, passes, nbytes = (2, 1, 8_000) if options.quick else (4, 3, NBYTES)
         setting = replicas.Setting(strategy, workers, passes, optimizer="momentum", rate=0.1, nbytes=nbytes)
         losses = [point["validation"] for point in replicas.train(setting)]
