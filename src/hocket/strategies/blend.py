@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
@@ -133,13 +132,3 @@ def look_up(places: Places) -> list[torch.Tensor]:
     """The buffers as they are now: a module may have replaced them."""
     found = [module._buffers.get(name) for module, name in places]
     return [buffer for buffer in found if buffer is not None]
-
-
-def state_tensors(optimizer: Optimizer | None) -> Iterator[torch.Tensor]:
-    """Those of an optimizer's state that have a mean, in an order that is the same on all ranks."""
-    for group in optimizer.param_groups if optimizer is not None else ():
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
-            for _, value in sorted(state.items()):
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    yield value
