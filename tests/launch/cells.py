@@ -167,14 +167,17 @@ else:
 print("all well")
 """
 
-CALLS = """
+CALLS = (
+    """
 RATE = 100
 assert hocket.launch(one, 1, n=1) == 4
 assert [hocket.launch(f, *args, n=1) for f, args in zip(adder(7)[:2], [(1,), (2,)])] == [9, 7]
 assert hocket.launch(adder(7)[3], n=1) == 7
 assert hocket.launch(lambda f, plan: (f(5), RATE, double(1), plan.rate), factorial, PLAN, n=1) == (120, 100, 2, 0.25)
 assert hocket.launch(Net.half, 5, n=1) == 2.5
-""" + FEW_CALLS
+"""
+    + FEW_CALLS
+)
 
 REFUSED = """
 import os, threading

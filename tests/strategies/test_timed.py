@@ -76,9 +76,7 @@ def test_loops_that_are_left_early_leave_equal_replicas(pool: Pool, processes: i
     speeds=st.lists(st.lists(st.integers(0, 6), min_size=5, max_size=5), min_size=1, max_size=8),
     ahead=st.integers(0, 3),
 )
-def test_batches_are_dealt_once_whatever_the_speeds(
-    total: int, size: int, speeds: list[list[int]], ahead: int
-) -> None:
+def test_batches_are_dealt_once_whatever_the_speeds(total: int, size: int, speeds: list[list[int]], ahead: int) -> None:
     deals = [RoundDeal(rank, size) for rank in range(size)]
     done: list[int] = []
     held: list[list[int]] = [[] for _ in range(size)]
