@@ -225,3 +225,16 @@ def test_fragments_have_every_tensor_once(sizes: list[int], parts: int) -> None:
 def test_more_fragments_than_tensors(pool: Pool) -> None:
     with pytest.raises(RemoteError, match="fragments=9, but the model has 6 tensors of parameters"):
         pool.run(2, together, Case(), "diloco(period=20, fragments=9)")
+
+
+def count_bytes(strategy: str) -> int:
+    """What a worker has handed over in twelve steps."""
+    case = Case(samples=3 * 12 * 2, epochs=1)
+    loop(case, *hocket.distribute(*make(case, 1), strategy=strategy), held=None)
+    return sum(each.sent for each in current().strategies)
+
+
+def test_a_period_divides_what_is_sent(pool: Pool) -> None:
+    every_step = pool.run(2, count_bytes, "mirrored")
+    for strategy in ("local_sgd(period=4)", "diloco(period=4)", "easgd(period=4)"):
+        assert [4 * sent for sent in pool.run(2, count_bytes, strategy)] == every_step

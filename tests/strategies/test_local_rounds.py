@@ -68,15 +68,70 @@ def left_early() -> tuple[bool, bool, bool]:
         if number == 1:
             before = same_everywhere(model)
             break
+    hocket.barrier()  # the next call that all ranks make
     after = same_everywhere(model)
     for batch in loader:
         step(model, optimizer, batch)
         break
+    hocket.barrier()
     return before, after, same_everywhere(model)
 
 
 def test_a_loop_that_is_left_leaves_equal_replicas(pool: Pool) -> None:
     assert pool.run(3, left_early) == [(False, True, True)] * 3
+
+
+def with_other_iterators(strategy: str) -> tuple[int, bool]:
+    """One that was forgotten, a second loader beside the first, and an evaluation that keeps gradients."""
+    model, optimizer, loader = make(strategy=strategy)
+    beside = hocket.distribute(loader=DataLoader(TensorDataset(torch.zeros(48, 1)), 4))
+    forgotten = iter(beside)
+    next(forgotten)
+    for _ in range(2):
+        for batch, _ in zip(loader, beside, strict=True):
+            step(model, optimizer, batch)
+        before = [p.detach().clone() for p in model.parameters()]
+        for x, _ in loader:
+            model(x)
+        assert all(map(torch.equal, before, model.parameters()))
+    (trained,) = current().strategies
+    return trained.batches, same_everywhere(model)
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd(period=4)", "diloco(period=4)"])
+def test_batches_count_once_and_only_those_that_are_trained_on(pool: Pool, strategy: str) -> None:
+    assert pool.run(2, with_other_iterators, strategy) == [(12, True)] * 2
+
+
+def raising() -> None:
+    model, optimizer, loader = make(strategy="local_sgd(period=60)")
+    for number, batch in enumerate(loader):
+        step(model, optimizer, batch)
+        if number == 2 and hocket.rank() == 1:
+            raise ZeroDivisionError
+    hocket.barrier()
+
+
+def test_an_exception_on_one_rank_is_heard_at_once(pool: Pool) -> None:
+    found = pool.outcomes(2, raising)
+    assert isinstance(found[1], RemoteError)
+    assert found[1].kind == "ZeroDivisionError"
+    assert isinstance(found[0], RemoteError)
+    assert found[0].kind == "WorkerLost"
+
+
+def skipping(folder: str) -> int:
+    """Saves at the same batch on all ranks, of which one has skipped a step."""
+    model, optimizer, loader = make()
+    for number, (x, y) in enumerate(loader):
+        step(model, optimizer, (x * float("nan") if number == 1 and hocket.rank() else x, y))
+        if number == 2:
+            hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()
+    return current().common_step
+
+
+def test_a_step_that_one_rank_skips_does_not_part_them(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(2, skipping, str(tmp_path), on_nan="skip") == [6, 6]
 
 
 def without_loader() -> list[bool]:

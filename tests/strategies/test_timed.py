@@ -46,6 +46,7 @@ def train(processes: int, leaves: int | None, slow: float) -> tuple[list[list[fl
                 time.sleep(slow)
             if step == leaves:
                 break
+    hocket.barrier()
     return seen, [parameter.detach().clone() for parameter in model.parameters()]
 
 
@@ -96,6 +97,26 @@ def test_batches_are_dealt_once_whatever_the_speeds(total: int, size: int, speed
         if over.pop():
             break
     assert sorted(done) == list(range(total))
+
+
+def glance() -> list[list[float]]:
+    model, optimizer, loader = hocket.distribute(*make(Case(), 1), strategy="local_sgd(time=0.05)")
+    next(iter(loader))
+    seen: list[list[float]] = [[], []]
+    for epoch in range(2):
+        for x, y in loader:
+            seen[epoch] += x[:, 0].tolist()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen
+
+
+def test_a_glance_at_the_data_takes_nothing(pool: Pool) -> None:
+    found = pool.run(2, glance)
+    dataset: Any = make(Case(), 1)[2].dataset
+    for epoch in range(2):
+        assert sorted(value for seen in found for value in seen[epoch]) == sorted(dataset.tensors[0][:, 0].tolist())
 
 
 def without_a_loader() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from hocket.comm.algorithms import OPERATIONS
 from hocket.errors import UsageError
-from hocket.job.runtime import current
+from hocket.job.runtime import meeting
 
 
 def allreduce(tensor: torch.Tensor, operation: str = "mean", *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -29,23 +29,23 @@ def allreduce(tensor: torch.Tensor, operation: str = "mean", *, out: torch.Tenso
     if out is not None and out.is_contiguous():
         if out is not tensor:
             out.copy_(tensor)
-        current().communicator.allreduce(out.detach(), operation)
+        meeting().communicator.allreduce(out.detach(), operation)
         return out
     result = tensor.detach().clone(memory_format=torch.contiguous_format)
-    current().communicator.allreduce(result, operation)
+    meeting().communicator.allreduce(result, operation)
     return result if out is None else out.copy_(result)
 
 
 def allgather(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors of all ranks, stacked in a new first dimension; every rank must call it, with the same shape."""
     _check(tensor)
-    return current().communicator.allgather(tensor.detach().contiguous())
+    return meeting().communicator.allgather(tensor.detach().contiguous())
 
 
 def broadcast(tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
     """Replace ``tensor``, in place, by that of rank ``root``, and return it; every rank must call it."""
     _check(tensor)
-    runtime = current()
+    runtime = meeting()
     if not 0 <= root < runtime.config.size:
         raise UsageError(f"broadcast from rank {root}, but there are ranks 0 to {runtime.config.size - 1}")
     with torch.no_grad():
@@ -58,7 +58,7 @@ def broadcast(tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
 
 def barrier() -> None:
     """Wait until every rank has called this."""
-    current().communicator.barrier()
+    meeting().communicator.barrier()
 
 
 def _check(tensor: torch.Tensor) -> None:

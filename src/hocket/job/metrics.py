@@ -10,7 +10,7 @@ import torch
 
 from hocket.errors import UsageError
 from hocket.events import Metrics
-from hocket.job.runtime import current
+from hocket.job.runtime import current, meeting
 
 Value = TypeVar("Value", float, torch.Tensor)
 
@@ -28,7 +28,7 @@ def mean(value: Value, weight: float | torch.Tensor = 1.0) -> Value:
         raise UsageError(f"mean(…, weight={count}): a weight must be 0 or more")
     contribution = _tensor(value) * count if count else torch.zeros_like(_tensor(value))
     sums = torch.cat((contribution.view(-1), torch.tensor([count], dtype=torch.float64)))
-    current().communicator.allreduce(sums, "sum")
+    meeting().communicator.allreduce(sums, "sum")
     return _like(value, sums[:-1] / sums[-1])
 
 
@@ -94,7 +94,7 @@ def report(**values: Any) -> None:
 
 def _reduce(value: Value, operation: str) -> Value:
     tensor = _tensor(value).clone()
-    current().communicator.allreduce(tensor, operation)
+    meeting().communicator.allreduce(tensor, operation)
     return _like(value, tensor)
 
 

@@ -22,11 +22,11 @@ from hocket import config as configuration
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
-from hocket.errors import CheckpointError, UsageError
+from hocket.errors import CheckpointError, HocketError, UsageError
 from hocket.events import Facts, Happening, Metrics, NoSink, PipeSink, Progress, Sink, Stage, Traffic
-from hocket.job import buffers, devices, rendezvous
+from hocket.job import devices, rendezvous
+from hocket.job.loops import Loops
 from hocket.job.randomness import RandomState
-from hocket.job.schedules import Following
 from hocket.server.client import Client
 from hocket.server.communicator import ServedCommunicator
 from hocket.strategies.base import Strategy
@@ -63,10 +63,7 @@ class Runtime:
         self.weight = 1.0
         self.sink: Sink = sink or NoSink()
         self._agreed: int | None = None
-        self.own, self.pace = 0, 0.0  # batches of the loop that goes on: of this worker, and of all on the average
-        self.has_failed = False  # an exception ends the script
-        self._following: Following | None = None
-        self._loops: list[int] = []  # training loops that go on
+        self.loops = Loops(communicator, self.strategies, self.models)
         self._weights: dict[int, float] = {}
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
         self._step_of_batch = 0
@@ -93,8 +90,10 @@ class Runtime:
 
     @property
     def common_step(self) -> int:
-        """The same on all ranks: where these advance unevenly, what they agreed on at the end of the last round."""
-        return self.step if self._agreed is None else self._agreed // self.config.size
+        """The same on all ranks: batches where one may skip a step alone; what was agreed on where they are uneven."""
+        if self._agreed is not None:
+            return self._agreed // self.config.size
+        return max((s.batches for s in self.strategies if s.skips_alone), default=self.step)
 
     def restart(self, step: int) -> None:
         """Go on from a checkpoint of that step."""
@@ -105,10 +104,6 @@ class Runtime:
         """All ranks together have had so many batches more, and the others so many samples."""
         self._agreed = (self._agreed or 0) + batches
         self.samples += samples
-
-    def follow(self, pace: float) -> None:
-        """Workers advance unevenly: so many batches there were for each, on the average, in the loop that goes on."""
-        self.own, self.pace = self.own + 1, pace
 
     def wake(self) -> list[Strategy]:
         """All strategies, those that were not needed so far included."""
@@ -130,14 +125,8 @@ class Runtime:
             self._weights[id(loader)] = weight
         self.set_weight(sum(self._weights.values()) / len(self._weights) if self._weights else 1.0)
 
-    def leave_loop(self, loader: object, *, has_trained: bool) -> None:
-        """A training loop was left before its end; what its last batch counts holds until the next one comes.
-
-        Args:
-            loader: Of the loop.
-            has_trained: Whether there were steps; else it was a glance at the data.
-        """
-        self._end_loop(loader, settles=has_trained or any(strategy.holds for strategy in self.strategies))
+    def leave_loop(self, loader: object) -> None:
+        """A training loop was left before its end; what its last batch counts holds until the next one comes."""
         self._left.append(id(loader))
         if self.step > self._step_of_batch:
             self.leave_no_trace()
@@ -198,45 +187,12 @@ class Runtime:
 
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
-        self._loops.append(id(loader))
-        self.own, self.pace = 0, 0.0
-        if self._following is None and any(strategy.is_uneven for strategy in self.strategies):
-            self._following = Following(self, [counter.optimizer for counter in self.counters])
-        for strategy in self.strategies:
-            strategy.counts_steps = False
-            if self._loops[0] == id(loader):
-                strategy.begin_epoch(epoch)
-
-    def end_batch(self, loader: object, samples: int) -> None:
-        """A training loop is done with a batch of its own; of loops that go on at the same time the first one counts.
-
-        Args:
-            loader: Of the loop.
-            samples: That this worker had in it.
-        """
-        if self._loops and self._loops[0] == id(loader) and not self.has_failed:
-            for strategy in self.strategies:
-                strategy.end_batch(samples)
-
-    def _end_loop(self, loader: object, *, settles: bool) -> None:
-        if id(loader) in self._loops:
-            self._loops.remove(id(loader))
-        if self._following is not None and not self._loops:
-            self._following.end()
-            self._following = None
-        for strategy in self.strategies:
-            strategy.counts_steps = not self._loops
-            if not settles:
-                strategy.glance()
-            elif not self.has_failed:
-                strategy.settle()
-        self._tell_news()
+        self.loops.begin(loader, epoch, [counter.optimizer for counter in self.counters])
 
     def end_epoch(self, loader: object) -> None:
         """A training loop has come to the end of its loader; collective."""
-        self._end_loop(loader, settles=True)
-        for model in self.models:
-            buffers.average(self.communicator, model)
+        self.loops.end(loader, alone=self.client is not None)
+        self._tell_news()
 
     def on_rank_0(self, work: Callable[[], T], communicator: Communicator | None = None) -> T:
         """What ``work`` returns on rank 0 (plain data), or its error, on all ranks; collective."""
@@ -333,6 +289,13 @@ def current() -> Runtime:
     return _current
 
 
+def meeting() -> Runtime:
+    """The runtime of this process, before something that all ranks do together."""
+    runtime = current()
+    runtime.loops.catch_up()
+    return runtime
+
+
 def rank() -> int:
     """The number of this worker in the job, from 0."""
     return current().config.rank
@@ -366,7 +329,7 @@ def _say_goodbye(runtime: Runtime) -> None:
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal failed
-        failed = runtime.has_failed = True
+        failed = True
         previous(kind, error, trace)
         if os.getpid() != process:  # a child that the script has forked is no worker
             return
@@ -377,8 +340,16 @@ def _say_goodbye(runtime: Runtime) -> None:
         runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1))
 
     def on_exit() -> None:
+        nonlocal failed
         if os.getpid() != process:
             return
+        if not failed:
+            try:
+                runtime.loops.catch_up()  # others may wait for it
+            except HocketError as error:
+                failed = True
+                print(f"hocket: at the end of rank {runtime.config.rank}: {error}", file=sys.stderr, flush=True)
+                runtime.sink.put(Stage("failed", 1))
         runtime.tell_traffic()
         runtime.tell_sent()
         runtime.communicator.leave(failed)

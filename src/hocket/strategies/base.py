@@ -54,6 +54,12 @@ class Strategy(ABC):
     is_uneven: bool = False
     """Whether workers may be at different batches."""
 
+    skips_alone: bool = False
+    """Whether a step may be left out on one worker only, so that workers are to be compared by ``batches``."""
+
+    batches: int = 0
+    """How many there have been, as far as they are counted."""
+
     counts_steps: bool = True
     """Whether the script has no training loop over a loader of ours, so that its steps stand for batches."""
 

@@ -273,7 +273,17 @@ _armed: dict[int, list[Collector]] = {}  # those that wait for the end of a back
 _numbers = itertools.count()
 
 
+_passes = 0
+
+
+def passes() -> int:
+    """Backward passes that there have been in this process, of distributed models."""
+    return _passes
+
+
 def _end_all(task: int) -> None:
+    global _passes
+    _passes += 1
     # Which of several models got a gradient first may differ between ranks; the order of exchanges must not.
     for collector in sorted(_armed.pop(task), key=lambda collector: collector.number):
         collector.end()

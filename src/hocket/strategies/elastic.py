@@ -46,7 +46,7 @@ class ElasticTraining(LocalTraining):
         self._shows = False  # whether the parameters are the centre's
         self._aside: list[torch.Tensor] | None = None  # the worker's own while they are; just after that, the centre's
         self._is_loaded = False
-        self._hooks.watch_loading(model, lambda: None, self._loaded)
+        self._hooks.watch_loading(model, lambda: None, self._loaded, self._heed_loading)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "in round": self._in_round}

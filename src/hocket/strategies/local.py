@@ -31,6 +31,8 @@ class LocalTraining(Strategy):
         batches: How many there have been.
     """
 
+    skips_alone = True
+
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
     ) -> None:

@@ -35,6 +35,7 @@ class PhasedTraining(Strategy):
     ) -> None:
         self._communicator, self._optimizer, self._strategies = communicator, optimizer, strategies
         self._choice = choice
+        self.skips_alone = any(strategy.skips_alone for strategy in strategies)
         self.phase = self.batches = self._epoch = self._steps_before = 0
         self._rates = self._read_rates()
         for strategy in strategies:

@@ -13,7 +13,7 @@ from hocket.job.checkpoint import finding, store
 from hocket.job.checkpoint.restoring import Saved
 from hocket.job.checkpoint.saving import Saver, Saving
 from hocket.job.checkpoint.snapshot import Subjects
-from hocket.job.runtime import Runtime, current
+from hocket.job.runtime import Runtime, meeting
 
 
 @dataclass
@@ -72,7 +72,7 @@ def save(
     """
     if keep < 1:
         raise UsageError(f"save(keep={keep}): at least one checkpoint must be kept")
-    runtime = current()
+    runtime = meeting()
     subjects = Subjects(model, optimizer, scheduler, loader, extra, others)
     saving = _saver(runtime).save(Path(path).absolute(), subjects, keep, patient=True)
     assert saving is not None
@@ -95,7 +95,7 @@ def load(
     may be another than when it was saved.
     """
     subjects = Subjects(model, optimizer, scheduler, loader, None, others)
-    return _load(current(), Path(path).absolute(), subjects)
+    return _load(meeting(), Path(path).absolute(), subjects)
 
 
 def resume(
@@ -117,7 +117,7 @@ def resume(
         model: See ``save``; the same for ``optimizer``, ``scheduler``, ``loader`` and ``others``.
         extra: A dictionary of plain data that the script keeps up to date. It is saved as it then is, and updated here.
     """
-    runtime = current()
+    runtime = meeting()
     config = runtime.config
     if extra is not None and not isinstance(extra, dict):
         raise UsageError(f"resume(extra=…) takes a dictionary that is saved and updated, not a {type(extra).__name__}")

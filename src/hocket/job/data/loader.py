@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hocket.errors import MismatchError, UsageError
+from hocket.errors import UsageError
 from hocket.job import buffers, randomness
 from hocket.job.data import original_loader, queued, uneven
 from hocket.job.data.one_pass import Pass
@@ -30,6 +30,7 @@ from hocket.job.data.turns import Turns
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
 from hocket.server.deal import Deal
+from hocket.strategies.collector import passes
 
 Item = tuple[Any, Counts]
 
@@ -81,6 +82,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         training = torch.is_grad_enabled() if self._training is None else self._training
+        self._runtime.loops.catch_up()
         if not training:
             # It must not disturb the training: neither what comes next there, nor where that is resumed.
             aside = Pass(self.epoch)
@@ -93,7 +95,7 @@ class Loader:
         if self._resumed is not None:
             now, self._resumed = Pass.resume(self._resumed), None
             self._inner._iterator = None  # processes that persist would go on with what they have
-        now.step = self._runtime.step
+        now.passes = passes()
         self.epoch = now.plan.epoch
         if self._turns is not None:
             self._turns.begin_pass(now.plan)
@@ -134,7 +136,7 @@ class Loader:
     def _take_back_a_glance(self) -> None:
         """A loop that was left without any step, to look at a batch, was no pass over the data."""
         glance = self._latest
-        if glance is None or not glance.was_left or self._runtime.step > glance.step:
+        if glance is None or not glance.was_left or passes() > glance.passes:
             return
         self._latest = None
         self.epoch -= 1
@@ -199,12 +201,8 @@ class Loader:
         fits = (queue is None) == (self._deal is None)  # else its order is another one, and the epoch begins anew
         self._resumed = state if state["open"] and fits else None
         self._latest, self._quiet = None, state["persists"]
-        if (
-            self._resumed is not None
-            and self._deal is not None
-            and queue is not None
-            and (self._runtime.config.rank == 0 or isinstance(self._deal, RoundDeal))
-        ):
+        restores = self._runtime.config.rank == 0 or isinstance(self._deal, RoundDeal)
+        if restores and self._resumed is not None and self._deal is not None and queue is not None:
             self._deal.restore(queue)
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
@@ -230,30 +228,42 @@ class Loader:
                 batch, counts = item
                 everywhere = counts.everywhere or counts.here
                 now.add(counts, everywhere)
+                if counts.here == 0 and (not training or self._turns is not None):
+                    continue  # a repeated one, with which nobody needs to be kept in step
                 if training:
                     given = counts
                     self._begin_step(now, counts, everywhere)
-                elif counts.here == 0:
-                    continue  # a repeated one
                 yield batch
             if training:
-                if self._turns is not None:
+                if isinstance(self._turns, Turns):
                     self._turns.leave(now.plan.counts, was_left=False)
                 runtime.end_epoch(self)
                 runtime.weigh(self, None)
-        except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader))
+        except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader)); or something has raised
             now.was_left = True
             if training:
-                has_trained = given is not None and runtime.step > now.step
-                if given is not None and has_trained:
-                    runtime.end_batch(self, given.here)
-                if self._turns is not None:  # before others are waited for, who may wait for what this one holds
-                    self._turns.leave(now.plan.counts, was_left=True)
-                runtime.leave_loop(self, has_trained=has_trained)
+                self._leave(now, given)
             raise
         finally:
             if self._pass is now:
                 self._pass = None
+
+    def _leave(self, now: Pass, given: Counts | None) -> None:
+        """A training loop was left before its end."""
+        runtime, turns = self._runtime, self._turns
+        later: Callable[[], None] | None = None
+        has_trained = given is not None and passes() > now.passes
+        if isinstance(turns, RoundTurns) and has_trained:
+            later = turns.leave
+        elif isinstance(turns, RoundTurns):
+            turns.take_back()
+        elif turns is not None:  # before others are waited for, who may wait for what this one holds
+            turns.leave(now.plan.counts, was_left=True)
+        if given is not None and has_trained:
+            runtime.loops.leave(self, given.here, later)
+        else:
+            runtime.loops.forget(self)
+        runtime.leave_loop(self)
 
     def _begin_step(self, now: Pass, counts: Counts, everywhere: int) -> None:
         """A training loop gets a batch."""
@@ -265,8 +275,8 @@ class Loader:
             total = queued.total(self.original) if self._deal is not None else self._length
             runtime.tell(now.plan.epoch, now.batches, total, now.samples)
             return
-        if now.plan.first is not None:
-            self._check_same_order(now.plan.first)
+        if now.plan.first is not None and self._size > 1:
+            original_loader.check_same_order(runtime.communicator, now.plan.first)
             now.plan.first = None
         share = runtime.config.size if self.is_per_rank else self._size
         self.weight = counts.here * share / everywhere if everywhere else 0.0
@@ -278,24 +288,13 @@ class Loader:
 
     def _end_step(self, given: Counts | None) -> None:
         """A training loop asks for a batch, and is done with the one that it was given."""
-        if given is not None:
-            self._runtime.end_batch(self, given.here)
         self._runtime.leave_no_trace()
+        if given is not None:
+            self._runtime.loops.end_batch(self, given.here)
         if self._turns is not None:
             self._turns.end_step()
         if self.before_next is not None:
             self.before_next()
-
-    def _check_same_order(self, first: int) -> None:
-        """Raise if a sampler of the script's own yields other indices on other ranks; collective."""
-        if self._size > 1:
-            everyone = self._runtime.communicator.allgather(torch.tensor([first])).view(-1).tolist()
-            others = [rank for rank, number in enumerate(everyone) if number != everyone[0]]
-            if others:
-                raise MismatchError(
-                    f"the sampler yields other indices on rank {others[0]} than on rank 0: seed its generator alike on "
-                    "all ranks, or let it draw from torch, random or numpy.random"
-                )
 
     def _read(self, now: Pass, inner: Iterator[Any]) -> Iterator[Item]:
         """This rank's batches and what is known of them."""

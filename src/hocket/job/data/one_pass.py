@@ -15,7 +15,7 @@ class Pass:
         self.plan = Plan(epoch)
         self.batches, self.samples, self.taken = 0, 0, 0
         self.is_divided = False
-        self.step = 0  # of the optimizer, when it began
+        self.passes = 0  # backward, when it began
         self.was_left = False  # before its end
         self.origin: dict[str, Any] | None = None  # where it was resumed, and the random numbers then
         self.random: RandomState | None = None

@@ -70,3 +70,19 @@ def _describe(dataset: Dataset[Any]) -> str:
         chosen = zlib.crc32(repr(list(dataset.indices)).encode())
         return f"Subset{length} (indices {chosen:08x}) of {_describe(dataset.dataset)}"
     return f"{type(dataset).__name__}{length}"
+
+
+def check_same_order(communicator: Communicator, first: int) -> None:
+    """Raise if a sampler of the script's own yields other indices on other ranks; collective.
+
+    Args:
+        communicator: Of all ranks.
+        first: A checksum of its first batch.
+    """
+    everyone = communicator.allgather(torch.tensor([first])).view(-1).tolist()
+    others = [rank for rank, number in enumerate(everyone) if number != everyone[0]]
+    if others:
+        raise MismatchError(
+            f"the sampler yields other indices on rank {others[0]} than on rank 0: seed its generator alike on "
+            "all ranks, or let it draw from torch, random or numpy.random"
+        )

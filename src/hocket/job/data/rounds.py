@@ -6,14 +6,16 @@ in the round before. At the end of a round they tell each other how many they ha
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hocket.comm.communicator import Communicator
+from hocket.errors import UsageError
 from hocket.job.data.sharding import Counts, Plan
 from hocket.job.runtime import Runtime
 from hocket.strategies.timed import TimedLocalSGD
@@ -24,11 +26,12 @@ class RoundDeal:
 
     Attributes:
         drawn: How many this rank has taken in this round.
+        total: How many the epoch has.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
-        self._epoch, self._total = 0, 0
+        self._epoch, self.total = 0, 0
         self._next, self._again = 0, deque[int]()  # left are those from ``next`` on, and these before
         self._held: list[list[int]] = [[] for _ in range(size)]  # taken, and not done yet, by rank
         self._begin_round([1] * size)
@@ -42,13 +45,13 @@ class RoundDeal:
     def take(self, epoch: int, total: int | None) -> int | None:
         """The next batch of ``epoch`` for this rank; None if there is none in this round."""
         if total is None:
-            raise TypeError("local_sgd(time=…) needs data of known length")
+            raise UsageError("local_sgd(time=…) needs to know how many batches there are: give the sampler a __len__")
         if epoch != self._epoch:
-            self._epoch, self._total, self._next = epoch, total, 0
+            self._epoch, self.total, self._next = epoch, total, 0
             self._again.clear()
             self._held = [[] for _ in range(self._size)]
             self._begin_round(self._shares)
-        self._total = total
+        self.total = total
         mine = self._order[self._rank]
         while len(mine) <= self.drawn:
             if not self._deal_one():
@@ -58,13 +61,13 @@ class RoundDeal:
 
     def end(self, total: int) -> None:
         """There are only so many batches."""
-        self._total = min(self._total, total)
+        self.total = min(self.total, total)
 
     def _deal_one(self) -> bool:
         """The next batch that is left goes to whoever's turn it is."""
         if self._left:
             number = self._left.popleft()
-        elif self._ahead < self._total:
+        elif self._ahead < self.total:
             number, self._ahead = self._ahead, self._ahead + 1
         else:
             return False
@@ -94,7 +97,7 @@ class RoundDeal:
         while self._again and self._again[-1] == self._next - 1:  # how far anybody looked ahead makes no difference
             self._next = self._again.pop()
         self._begin_round(shares)
-        nothing_left = not self._again and self._next >= self._total
+        nothing_left = not self._again and self._next >= self.total
         return all(is_out or (nothing_left and not held) for _, held, is_out in rows)
 
     def state(self) -> dict[str, Any]:
@@ -120,8 +123,11 @@ class RoundTurns:
     def __init__(self, runtime: Runtime, deal: RoundDeal | None, after_round: Callable[[], None]) -> None:
         self._runtime, self.deal, self.after_round = runtime, deal, after_round
         self._communicator: Communicator = runtime.communicator
-        self._begun, self._step, self._over = 0.0, 0, False
+        self._begun, self._over = 0.0, False
+        self._number = runtime.loaders
         self._plan = Plan(0)
+        self._origin: dict[str, Any] = {}  # what was left when the pass began
+        self._factor = 1.0  # batches of all on the average for each of this rank's, in the last round
         self._batches = self._samples = 0  # of this rank, in this round
         self._everyone = 0  # batches of all ranks, in the rounds before
 
@@ -131,8 +137,9 @@ class RoundTurns:
 
     def begin_pass(self, plan: Plan) -> None:
         """A training loop begins."""
-        self._begun, self._step, self._over = time.monotonic(), self._runtime.step, False
+        self._begun, self._over = time.monotonic(), False
         self._plan = plan
+        self._origin = self.deal.state() if self.deal is not None else {}
         self._batches = self._samples = self._everyone = 0
 
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
@@ -140,7 +147,8 @@ class RoundTurns:
         self._batches += 1
         self._samples += counts.here
         self._runtime.count_batch(counts.here)
-        self._runtime.follow(self._everyone / self._communicator.size + self._batches)
+        pace = self._everyone / self._communicator.size + self._batches * self._factor
+        self._runtime.loops.follow(min(pace, self._most))
         return self._everyone + self._batches, samples
 
     def end_step(self) -> None:
@@ -157,12 +165,21 @@ class RoundTurns:
                 return True  # or it asks again
         return False
 
-    def leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
-        """A training loop is over, or was left: take part in rounds until all others are done, too."""
-        if was_left and self._runtime.step > self._step:
-            while not self._over:
-                self._end_round(is_out=True)
-                self.after_round()
+    def leave(self) -> None:
+        """A training loop was left: take part in rounds until all others are done, too."""
+        while not self._over:
+            self._end_round(is_out=True)
+            self.after_round()
+
+    def take_back(self) -> None:
+        """It was a glance at the data: the batches that it has taken are as if they had not been."""
+        if self.deal is not None:
+            self.deal.restore(self._origin)
+
+    @property
+    def _most(self) -> float:
+        """Batches of an epoch for each worker, on the average."""
+        return self.deal.total / self._communicator.size if self.deal is not None else math.inf
 
     def _end_round(self, *, is_out: bool) -> None:
         for strategy in self._strategies:
@@ -171,8 +188,13 @@ class RoundTurns:
         if is_out:
             self._plan.counts.clear()
         drawn = self.deal.drawn if self.deal is not None else self._batches
-        mine = [drawn, unused, int(is_out), self._batches, self._samples]
+        mine = [drawn, unused, int(is_out), self._batches, self._samples, self._number]
         rows = self._communicator.allgather(torch.tensor(mine)).tolist()
+        if any(row[5] != self._number for row in rows):
+            raise UsageError(
+                "local_sgd(time=…) cannot deal out the batches of several loaders at once, as in zip(): use one, or "
+                "local_sgd(period=…)"
+            )
         if self.deal is not None:
             self._over = self.deal.end_round([row[:3] for row in rows])
         else:
@@ -180,6 +202,8 @@ class RoundTurns:
         batches, samples = sum(row[3] for row in rows), sum(row[4] for row in rows)
         self._runtime.agree(batches, samples - self._samples)
         self._everyone += batches
+        if self._batches:
+            self._factor = batches / self._communicator.size / self._batches
         self._batches = self._samples = 0
         self._begun = time.monotonic()
 

@@ -54,7 +54,7 @@ class Turns:
             turn.batches.append((self.deal.number, counts.taken - 1))
             self._given.append(counts.taken - 1)
             batches = max(counts.taken, batches - 1)
-            self._runtime.follow(batches / self._client.workers)
+            self._runtime.loops.follow(batches / self._client.workers)
         return batches, samples + others * self._batch
 
     def end_step(self) -> None:
