@@ -114,7 +114,9 @@ def write(choice: Choice) -> str:
         texts = [write(each) for each in choice.strategies]
         later = itertools.zip_longest(texts[1:], choice.at, fillvalue="")
         return " -> ".join([*texts[:1], *(f"{text} @ {at}" for text, at in later)])
-    name = next(name for name, kind in TABLE.items() if type(choice) is kind)
+    name = next((name for name, kind in TABLE.items() if type(choice) is kind), None)
+    if name is None:
+        raise StrategyError(f"{choice!r} is no choice of a strategy: give one, for example LocalSGD(period=4)")
     options = [
         f"{field.name}={getattr(choice, field.name)!r}"
         for field in dataclasses.fields(choice)
