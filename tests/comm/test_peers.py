@@ -284,6 +284,36 @@ def test_snapshots_come_from_the_living() -> None:
         assert head["rank"] == 2 and torch.equal(flats[0], vector(2)[0])
 
 
+@pytest.mark.parametrize("noticed", ["out", "in"])
+def test_a_link_that_broke_is_made_anew(noticed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    size, graph = 3, Graph("complete")
+    vectors, meeting = [vector(rank) for rank in range(size)], Meeting(size)
+
+    def work(peers: Peers, rounds: Rounds) -> list[int]:
+        for number in range(2):
+            rounds.begin_pass(number)
+            if number == 0 and peers.rank == 0:
+                (peers._out[1].wire if noticed == "out" else peers._incoming[1]).close()
+            for turn in range(4):
+                mix(graph, rounds, peers.rank, vectors[peers.rank], turn)
+            rounds.rest(for_good=True)
+            meeting.gather(peers.rank)("", b"")
+            if number == 0:
+                peers.repair([(0, 1)], meeting.gather(peers.rank))
+        return peers.live
+
+    with workers(size, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
+        assert together(work, found) == [[0, 1, 2]] * 3
+        assert not any(peers.lost for peers, _ in found)
+    for flats in vectors:  # all have mixed with all, in the second pass
+        assert torch.allclose(flats[0], vectors[0][0], rtol=1e-12, atol=1e-12)
+    told = capsys.readouterr().err.splitlines()
+    lines = [
+        f"hocket: rank {one} has lost its link to rank {other}, and makes a new one" for one, other in [(0, 1), (1, 0)]
+    ]
+    assert sorted(told) == lines
+
+
 def test_a_worker_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     knock = Peers._knock
 

@@ -48,6 +48,7 @@ def loops(strategy: str, batches: int, stop: int | None = None) -> dict[str, Any
             seen += numbers.tolist()
             if count == stop:
                 break
+    hocket.barrier()  # a loop that was left is settled with the next call of all
     strategy_at_work: Any = current().strategies[0]
     return {
         "state": [value.clone() for value in model.state_dict().values()],
@@ -280,3 +281,23 @@ def test_a_forward_pass_outside_of_loops_exchanges_nothing(pool: Pool) -> None:
 def test_a_word_without_quotes() -> None:
     with pytest.raises(StrategyError, match=r"no literal: write for example topology='ring'$"):
         parse("gossip(topology=ring)")
+
+
+def break_a_link(strategy: str) -> tuple[list[int], list[int], float]:
+    model, optimizer, loader = start_constant(strategy, 20)
+    peers: Any = current().strategies[0]._peers  # type: ignore[attr-defined]
+    for epoch in range(2):
+        for count, (x,) in enumerate(loader):
+            if hocket.rank() == 0 and count == 3 and epoch == 0:
+                peers._out[1].wire.close()
+            step_constant(model, optimizer, x)
+    live, lost = peers.live, list(peers.lost)
+    hocket.barrier()  # before anybody says goodbye
+    return live, lost, float(model.weight[0, 0])
+
+
+@pytest.mark.parametrize("strategy", KINDS)
+def test_a_broken_link_of_two_that_are_alive_holds_until_the_end_of_the_loop(pool: Pool, strategy: str) -> None:
+    for live, lost, value in pool.run(2, break_a_link, strategy, servers=1):
+        assert live == [0, 1] and not lost
+        assert abs(value + 2.0) < 0.5  # what was under way may be lost

@@ -189,8 +189,14 @@ class GossipTraining(LocalTraining):
         self.mass, self._in_round = 1.0, 0
         apart = squares([b - p for b, p in zip(before, self._parameters, strict=True)])
         length = squares(self._parameters)
-        said = json.dumps({"pass": self._pass, "apart": apart})
-        found = [json.loads(data) for data in self._client.gather("gossip: the end of a loop", said.encode()).values()]
+        said = json.dumps({"pass": self._pass, "apart": apart, "lost": sorted(self._peers.lost)})
+        told = self._client.gather("gossip: the end of a loop", said.encode())
+        by_rank = {rank: json.loads(data) for rank, data in told.items()}
+        found = list(by_rank.values())
+        broken = [(rank, other) for rank, each in by_rank.items() for other in each["lost"] if other in by_rank]
+        if broken:
+            self._peers.repair(broken, self._client.gather)
+            self._describe()
         self._pass = max(each["pass"] for each in found) + 1
         apart = math.fsum(each["apart"] for each in found) / len(found)
         self.distance = self._measures[CONSENSUS] = math.sqrt(apart / length) if length else 0.0
