@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NAMES = ["downpour", "gossip", "outer", "softsync", "staleness"]
+NAMES = ["downpour", "gossip", "outer", "slow_link", "softsync", "staleness"]
 
 
 @pytest.mark.parametrize("name", NAMES)

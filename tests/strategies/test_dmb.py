@@ -158,6 +158,7 @@ def left_loops() -> list[float]:
             optimizer.step()
             optimizer.zero_grad()
             break
+        hocket.barrier()  # the next call that all ranks make
         seen.append(float(model.weight))
     (strategy,) = current().strategies
     assert not strategy.holds and strategy.steps == 2 == current().step
