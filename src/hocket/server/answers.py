@@ -129,10 +129,16 @@ class Answers:
             groups=head["groups"],
             batches=tuple((int(queue), int(number)) for queue, number in head["batches"]),
         )
+        batches = [(service.queue(queue), number) for queue, number in push.batches]
+
+        def applied() -> None:  # before a worker that goes on after this update can ask which batches are not done
+            for queue, number in batches:
+                queue.apply(self._rank, (number,))
+
         shard = table.shard
         if isinstance(shard, RowShard):
             gradient = self._receive_rows(shard, head, body)
-            accepted = table.push(self._rank, push, gradient, self._note, None)
+            accepted = table.push(self._rank, push, gradient, self._note, None, applied)
             parts: list[memoryview] = []
         else:
             assert isinstance(shard, DenseShard)
@@ -145,12 +151,12 @@ class Answers:
                 service.received += sum(each.nbytes for each in desk.gradients)
             wanted = bool(head["pull"])
             copy = (lambda: _copy(desk.parameters, flats)) if wanted else None
-            accepted = table.push(self._rank, push, desk.gradients, self._note, copy)
+            accepted = table.push(self._rank, push, desk.gradients, self._note, copy, applied)
             parts = as_bytes(desk.parameters) if wanted and not desk.is_shared else []
             service.sent += sum(each.nbytes for each in desk.parameters) if wanted else 0
-        for queue, number in push.batches:
-            known = service.queue(queue)
-            (known.apply if accepted else known.give_back)(self._rank, (number,))
+        if not accepted:
+            for queue, number in batches:
+                queue.give_back(self._rank, (number,))
         return Answer({"accepted": accepted, "version": table.version}, parts)
 
     def _pull(self, head: dict[str, Any], _: Body) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ class Contribution(NamedTuple):
     weight: float
     present: bytes | None
     staleness: int
+    applied: Callable[[], None] = lambda: None  # called as soon as it is in the parameters, before anybody sees them
 
 
 @dataclass(frozen=True)

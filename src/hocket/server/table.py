@@ -73,7 +73,15 @@ class Table:
         """How many updates there have been."""
         return self.pace.version
 
-    def push(self, rank: int, push: Push, gradient: Gradient, note: Note, pull: Callable[[], None] | None) -> bool:
+    def push(
+        self,
+        rank: int,
+        push: Push,
+        gradient: Gradient,
+        note: Note,
+        pull: Callable[[], None] | None,
+        applied: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Take a gradient, wait until the worker may go on, and have it get the parameters.
 
         Args:
@@ -82,6 +90,7 @@ class Table:
             gradient: Is read until this returns.
             note: Is told when it takes long.
             pull: Copies the parameters, if they are wanted; called while nobody changes them.
+            applied: Called when the gradient is in the parameters, before anybody sees them.
 
         Returns:
             False if the push came too late for the bound, and was not applied.
@@ -101,7 +110,7 @@ class Table:
             else:
                 tally.pushes += 1
                 tally.staleness[staleness] += 1
-                given = Contribution(rank, gradient, push.weight, push.present, staleness)
+                given = Contribution(rank, gradient, push.weight, push.present, staleness, applied)
                 if self.terms.is_collected:
                     self._collect(rank, push, given, note)
                 else:
@@ -192,6 +201,8 @@ class Table:
         try:
             self.shard.set_groups(self._groups[contributions[-1].rank])
             self._update([each for each in contributions if each.weight > 0])
+            for each in contributions:
+                each.applied()
         except HocketError:
             raise
         except Exception as error:
