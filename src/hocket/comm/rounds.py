@@ -55,6 +55,7 @@ class Kind(IntEnum):
     DELTA = 6
     ASK = 7
     SNAPSHOT = 8
+    AREA = 9
 
 
 @dataclass
