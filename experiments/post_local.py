@@ -11,9 +11,9 @@ from typing import Any
 from learners import Options, read_options, save
 from replicas import Setting, train
 
-WORKERS = 8
-SEEDS = (0, 1, 2)
-PASSES = 16
+WORKERS = 4
+SEEDS = (0, 1)
+PASSES = 8
 DECAYS = (0.5, 0.75)
 
 
@@ -22,7 +22,7 @@ def settings(workers: int, passes: int, nbytes: int, seed: int) -> dict[str, Set
     common: dict[str, Any] = {
         "workers": workers, "passes": passes, "optimizer": "momentum", "decays": DECAYS, "nbytes": nbytes, "seed": seed
     }  # fmt: skip
-    rate, small, large = 0.25, 4, 64
+    rate, small, large = 0.25, 4, 32
     big: dict[str, Any] = {**common, "batch": large, "rate": min(rate * large / small, 2.0), "warmup": 50}
     return {
         "small batch": Setting("mirrored", **common, batch=small, rate=rate),
@@ -34,7 +34,7 @@ def settings(workers: int, passes: int, nbytes: int, seed: int) -> dict[str, Set
 
 
 def main(options: Options) -> None:
-    workers, seeds, passes, nbytes = (2, (0,), 2, 20_000) if options.quick else (WORKERS, SEEDS, PASSES, 600_000)
+    workers, seeds, passes, nbytes = (2, (0,), 2, 20_000) if options.quick else (WORKERS, SEEDS, PASSES, 250_000)
     runs = [settings(workers, passes, nbytes, seed) for seed in seeds]
     rows = []
     for name in runs[0]:

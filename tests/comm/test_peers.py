@@ -4,6 +4,7 @@ import contextlib
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hocket.comm.graphs import Graph
 from hocket.comm.pairs import Pairs
 from hocket.comm.peers import Peers
-from hocket.comm.rounds import Rounds
+from hocket.comm.rounds import Kind, Rounds
 from hocket.comm.snapshots import Snapshots
 from hocket.config import Config
 from hocket.errors import DeadlineExceeded, JobError
@@ -110,6 +111,7 @@ def test_rounds_are_the_matrix(topology: str, fields: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_workers_rest_at_any_time_and_the_mean_stays(size: int, topology: str, seed: int) -> None:
     graph, drawn = Graph(topology, seed), random.Random(seed)
+    glances = [[drawn.random() < 0.4 for _ in range(size)] for _ in range(2)]
     lengths = [[drawn.randint(0, 6) for _ in range(size)] for _ in range(2)]
     vectors = [vector(rank) for rank in range(size)]
     before = torch.stack([flats[0] for flats in vectors]).mean(0)
@@ -118,15 +120,40 @@ def test_workers_rest_at_any_time_and_the_mean_stays(size: int, topology: str, s
     def work(rank: int, rounds: Rounds) -> None:
         for number, turns in enumerate(lengths):
             rounds.begin_pass(number)
+            if glances[number][rank]:  # it rests, and comes back
+                rounds.rest(for_good=False)
+                mix(graph, rounds, rank, vectors[rank], 0)  # alone
+                rounds.begin_pass(number)
             for turn in range(turns[rank]):
                 mix(graph, rounds, rank, vectors[rank], turn)
-            rounds.rest()
+            rounds.rest(for_good=True)
             mix(graph, rounds, rank, vectors[rank], 7)  # alone
             meeting.gather(rank)("", b"")
 
     with workers(size, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
         together(work, [(peers.rank, rounds) for peers, rounds in found])
     assert torch.allclose(torch.stack([flats[0] for flats in vectors]).mean(0), before, rtol=1e-12, atol=1e-12)
+
+
+def test_who_rests_is_part_of_the_rounds_before() -> None:
+    vectors = [vector(rank) for rank in range(3)]
+    with workers(3, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
+        (_, ahead), (_, beside), (_, behind) = found
+
+        def work(rounds: Rounds, others: list[int], turns: int) -> None:
+            for _ in range(turns):
+                rounds.start(vectors[0], {other: {"weight": 0.3} for other in others}, others)
+                rounds.finish()
+
+        together(work, [(ahead, [1], 2), (beside, [0], 2)])
+        ahead.rest(for_good=True)
+        deadline = time.monotonic() + 10
+        while not behind._resting:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for turn in range(3):
+            assert behind.members == ([0, 1, 2] if turn < 2 else [1, 2])
+            work(behind, [], 1)
 
 
 @pytest.mark.parametrize("push_sum", [False, True])
@@ -229,6 +256,45 @@ def test_pairs_preserve_the_sum_and_never_deadlock(size: int) -> None:
         assert torch.equal(sum(flats[0] for flats in vectors), after)
 
 
+def test_an_answer_of_a_link_that_was_lost_meanwhile_changes_nothing() -> None:
+    vectors = [[vector(rank)[0]] for rank in range(2)]
+    held, go = threading.Event(), threading.Event()
+
+    def make(peers: Peers) -> Pairs:
+        pairs = Pairs(peers, vectors[peers.rank], threading.RLock())
+        take = peers.handlers[Kind.DELTA]
+
+        def hold(*args: Any) -> None:
+            held.set()
+            assert go.wait(10)
+            take(*args)
+
+        peers.handlers[Kind.DELTA] = hold
+        pairs.open(0)
+        return pairs
+
+    with workers(2, make) as found:
+        before = vectors[0][0].clone()
+        assert found[0][1].average(1) and held.wait(10)
+        found[0][1]._lose(1)
+        go.set()
+        found[0][1].close(10.0)
+        assert found[0][1].average(1) is False
+        assert torch.equal(vectors[0][0], before) and found[0][0].live == [0, 1]
+
+
+def test_who_gives_no_snapshot_in_time_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def make(peers: Peers) -> Snapshots:
+        made = Snapshots(peers, lambda: ({"rank": peers.rank}, vector(peers.rank)))
+        if peers.rank == 2:
+            peers.handlers[Kind.ASK] = lambda *_: None
+        return made
+
+    with workers(3, make) as found:
+        assert [head["rank"] for head, _ in found[0][1].collect(0.5)] == [1]
+    assert "hocket: rank 2 has not answered within 0.5 s, and is left out of the mean" in capsys.readouterr().err
+
+
 def test_snapshots_come_from_the_living() -> None:
     def make(peers: Peers) -> Snapshots:
         return Snapshots(peers, lambda: ({"rank": peers.rank}, vector(peers.rank)))
@@ -238,6 +304,36 @@ def test_snapshots_come_from_the_living() -> None:
         found[0][0].close()
         ((head, flats),) = found[1][1].collect(10.0)
         assert head["rank"] == 2 and torch.equal(flats[0], vector(2)[0])
+
+
+@pytest.mark.parametrize("noticed", ["out", "in"])
+def test_a_link_that_broke_is_made_anew(noticed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    size, graph = 3, Graph("complete")
+    vectors, meeting = [vector(rank) for rank in range(size)], Meeting(size)
+
+    def work(peers: Peers, rounds: Rounds) -> list[int]:
+        for number in range(2):
+            rounds.begin_pass(number)
+            if number == 0 and peers.rank == 0:
+                (peers._out[1].wire if noticed == "out" else peers._incoming[1]).close()
+            for turn in range(4):
+                mix(graph, rounds, peers.rank, vectors[peers.rank], turn)
+            rounds.rest(for_good=True)
+            meeting.gather(peers.rank)("", b"")
+            if number == 0:
+                peers.repair([(0, 1)], meeting.gather(peers.rank))
+        return peers.live
+
+    with workers(size, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
+        assert together(work, found) == [[0, 1, 2]] * 3
+        assert not any(peers.lost for peers, _ in found)
+    for flats in vectors:  # all have mixed with all, in the second pass
+        assert torch.allclose(flats[0], vectors[0][0], rtol=1e-12, atol=1e-12)
+    told = capsys.readouterr().err.splitlines()
+    lines = [
+        f"hocket: rank {one} has lost its link to rank {other}, and makes a new one" for one, other in [(0, 1), (1, 0)]
+    ]
+    assert sorted(told) == lines
 
 
 def test_a_worker_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

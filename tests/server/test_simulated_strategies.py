@@ -442,6 +442,25 @@ def test_a_slow_worker_takes_fewer_batches() -> None:
     assert job.simulation.now() == 16.0
 
 
+def test_what_was_taken_at_once_is_for_others_when_batches_get_slow() -> None:
+    job = Job("asynchronous", 3)
+
+    def work(worker: Worker) -> list[int]:
+        deal, mine = Deal(worker.client, worker.simulation.now), []
+        deal.leases = True
+        while (number := take(deal, 3000)) is not None:
+            worker.simulation.sleep(10.0 if worker.rank == 1 and len(mine) >= 100 else 0.001)
+            mine.append(number)
+            deal.finish([number])
+        worker.leave()
+        return mine
+
+    taken = job.run(work)
+    assert sorted(itertools.chain(*taken)) == list(range(3000))
+    assert len(taken[1]) <= 102  # the others did the rest of its lease when they had nothing else
+    assert job.simulation.now() < 21.0
+
+
 def test_a_batch_is_waited_for_until_the_deadline() -> None:
     with pytest.raises(DeadlineExceeded, match="rank 1 did not end a batch within 50 s"):
         dealing([1.0, 52.0], 3, timeout=50.0)

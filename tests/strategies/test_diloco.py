@@ -201,6 +201,7 @@ def break_off(strategy: str) -> list[torch.Tensor]:
             optimizer.step()
             optimizer.zero_grad()
             break
+    hocket.barrier()  # the next call that all ranks make
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 

@@ -1,5 +1,7 @@
 """The law of delayed gradients: w(j+1) = w(j) − η·g(w(j−1)), for every optimizer; nothing is lost."""
 
+import contextlib
+import io
 import os
 import re
 import signal
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+from pool import Pool, RemoteError
 from strategies.training import Case, Result, alone, assert_equal, make, together
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -156,6 +158,7 @@ def left_loops() -> list[float]:
             optimizer.step()
             optimizer.zero_grad()
             break
+        hocket.barrier()  # the next call that all ranks make
         seen.append(float(model.weight))
     (strategy,) = current().strategies
     assert not strategy.holds and strategy.steps == 2 == current().step
@@ -285,3 +288,40 @@ def test_a_rank_that_fails_leaves_at_once(pool: Pool, hosts: list[int] | None) -
     assert outcomes[0].kind == "RuntimeError" and outcomes[1].kind in ("WorkerLost", "MismatchError")
     if hosts is not None:
         pool.close()
+
+
+def with_lbfgs() -> None:
+    model = nn.Linear(3, 1)
+    hocket.distribute(model, torch.optim.LBFGS(model.parameters()), strategy="dmb")
+
+
+def test_lbfgs_is_refused(pool: Pool) -> None:
+    with pytest.raises(RemoteError, match="LBFGS needs those of where it is: use full_batch"):
+        pool.run(2, with_lbfgs)
+
+
+def resumed_otherwise(folder: str) -> list[str]:
+    """What is printed when a checkpoint with a late gradient is loaded by each strategy."""
+    said = []
+    for strategy in ("dmb", "dmb", "mirrored"):
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hocket.distribute(model, optimizer, strategy=strategy)
+        current().strategies[:] = current().strategies[-1:]
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed):
+            if said:
+                hocket.load(folder, model=model, optimizer=optimizer)
+            else:
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+                hocket.save(folder, model=model, optimizer=optimizer).wait()
+                hocket.barrier()
+        said.append(printed.getvalue())
+    return said
+
+
+def test_a_late_gradient_that_is_left_out_is_told(pool: Pool, tmp_path: Path) -> None:
+    (first, again, other), silent = pool.run(2, resumed_otherwise, str(tmp_path))
+    assert "late" not in first + again + "".join(silent) and "still to be applied" not in again
+    assert "still to be applied by 'dmb'; this strategy leaves it out" in other

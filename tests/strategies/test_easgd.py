@@ -230,6 +230,69 @@ def test_a_step_that_is_left_out_does_not_shift_rounds(pool: Pool, strategy: str
     assert torch.equal(mine, theirs) and bool(mine.isfinite().all())
 
 
+def evaluated(strategy: str) -> bool:
+    """A loop that only evaluates, gradients enabled when it begins, sees the centre; training goes on with the own."""
+    model, optimizer, loader = hocket.distribute(*make(Case(samples=60), 1), strategy=strategy)
+    _, _, other = make(Case(samples=60), 1)
+    other = hocket.distribute(loader=other)
+    for x, y in loader:
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    aside, shown = training()._aside, flat(model.parameters())
+    assert aside is not None and torch.equal(hocket.allgather(shown)[0], shown)
+    own = flat(aside)
+    for x, _ in other:
+        with torch.no_grad():
+            model(x)
+        assert torch.equal(flat(model.parameters()), shown)
+    model.eval()
+    for x, _ in other:
+        model(x)
+        assert torch.equal(flat(model.parameters()), shown)
+    model.train()
+    for x, _ in loader:
+        penalty = sum(p.square().sum() for p in model.parameters())
+        (model(x).mean() + penalty).backward()
+        assert not torch.equal(own, shown)
+        return torch.equal(flat(training()._members.parameters), own)
+    return False
+
+
+def test_a_loop_that_evaluates_sees_the_centre(pool: Pool) -> None:
+    assert pool.run(2, evaluated, "easgd(period=4)") == [True, True]
+
+
+def momenta(folder: str) -> list[float]:
+    """The optimizer's momentum before, during and after easgd, and after a checkpoint without has been loaded."""
+    seen: list[float] = []
+    for strategy in (
+        "mirrored -> easgd(momentum=0.9) @ step 3 -> mirrored @ step 6",
+        "easgd(momentum=0.9) -> easgd(momentum=0.5) @ step 3",
+    ):
+        model, optimizer, loader = hocket.distribute(*make(Case(samples=54), 1), strategy=strategy)
+        for x, y in loader:
+            seen.append(optimizer.param_groups[0]["momentum"])
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        current().strategies.clear()
+        if not folder:
+            continue
+        hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()
+        hocket.barrier()
+        model, optimizer, loader = hocket.distribute(*make(Case(samples=54), 1), strategy="easgd(momentum=0.9)")
+        hocket.load(folder, model=model, optimizer=optimizer)
+        return [*seen, optimizer.param_groups[0]["momentum"]]
+    return seen
+
+
+def test_momentum_is_there_while_easgd_is_at_work(pool: Pool, tmp_path: Path) -> None:
+    both = [0, 0, 0, 0.9, 0.9, 0.9, 0, 0, 0]
+    assert pool.run(2, momenta, "") == [[*both, 0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]] * 2
+    assert pool.run(2, momenta, str(tmp_path)) == [[*both, 0.9]] * 2
+
+
 def refused(optimizer: str, options: dict[str, Any], sparse: bool, strategy: str) -> None:
     model: nn.Module = nn.Embedding(5, 4, sparse=True) if sparse else nn.Linear(3, 1)
     made = getattr(torch.optim, optimizer)(model.parameters(), **options)

@@ -13,8 +13,11 @@ from pool import Pool
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.comm.rounds import Kind
+from hocket.errors import StrategyError
 from hocket.job.checkpoint.saving import Saver
 from hocket.job.runtime import current
+from hocket.strategies.choices.text import parse
 
 KINDS = ["gossip", "gossip(order='adapt_while_combine')", "gossip(push_sum=True)", "gossip(asynchronous=True)"]
 
@@ -45,6 +48,7 @@ def loops(strategy: str, batches: int, stop: int | None = None) -> dict[str, Any
             seen += numbers.tolist()
             if count == stop:
                 break
+    hocket.barrier()  # a loop that was left is settled with the next call of all
     strategy_at_work: Any = current().strategies[0]
     return {
         "state": [value.clone() for value in model.state_dict().values()],
@@ -176,3 +180,124 @@ def test_rank_0_saves_the_mean_while_others_train(pool: Pool, tmp_path: Path, st
             assert torch.equal(mine, theirs)
     counted = Counter(number for found in after for number in found["seen"])
     assert set(counted) == set(range(24)) and max(counted.values()) == 2
+
+
+def start_constant(strategy: str, batches: int) -> tuple[Any, Any, Any]:
+    """Every step moves every weight by -0.1, whatever the parameters: the mean tells whether something was lost."""
+    model = torch.nn.Linear(3, 1, bias=False).double()
+    torch.nn.init.zeros_(model.weight)
+    loader = DataLoader(TensorDataset(torch.ones(batches, 3, dtype=torch.float64)), 1)
+    return hocket.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, strategy=strategy)
+
+
+def step_constant(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    model(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def be_late_between_loops(folder: str) -> float:
+    """Rank 0 begins a loop when the other one has averaged with it for a while."""
+    model, optimizer, loader = start_constant("gossip(asynchronous=True)", 60)
+    for epoch in range(3):
+        deadline = time.monotonic() + 30
+        while hocket.rank() == 0 and not (Path(folder) / str(epoch)).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        for count, (x,) in enumerate(loader):
+            step_constant(model, optimizer, x)
+            if hocket.rank() == 1 and count == 10:
+                (Path(folder) / str(epoch)).write_text("!")
+    return float(model.weight[0, 0])
+
+
+def test_averages_with_one_that_is_between_its_loops_are_not_lost(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(2, be_late_between_loops, str(tmp_path), servers=1) == pytest.approx([-9.0, -9.0], rel=1e-9)
+
+
+def push_over_a_slow_link(leaves: bool) -> float:
+    model, optimizer, loader = start_constant("gossip(push_sum=True)", 21)
+    peers: Any = current().strategies[0]._peers  # type: ignore[attr-defined]
+    take = peers.handlers[Kind.DATA]
+
+    def slow(*args: Any) -> None:
+        time.sleep(0.03)
+        take(*args)
+
+    if hocket.rank() == 0:
+        peers.handlers[Kind.DATA] = slow
+    for _ in range(3):
+        for count, (x,) in enumerate(loader, start=1):
+            step_constant(model, optimizer, x)
+            if leaves and hocket.rank() == 0 and count == 3:
+                break
+    hocket.barrier()
+    return float(model.weight[0, 0])
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_was_pushed_late_counts(pool: Pool, leaves: bool) -> None:
+    assert pool.run(2, push_over_a_slow_link, leaves, servers=1) == pytest.approx([-3.15, -3.15], rel=1e-9)
+
+
+def follow_a_schedule() -> int:
+    model, optimizer, loader = start_constant("gossip", 30)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=len(loader))
+    for count, (x,) in enumerate(loader):
+        if hocket.rank() == 2 and count == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step_constant(model, optimizer, x)
+        schedule.step()
+    return count + 1
+
+
+def test_the_schedule_of_survivors_is_long_enough(pool: Pool) -> None:
+    first, second, _ = pool.outcomes_with_death(3, follow_a_schedule, 2, servers=1)
+    assert first + second >= 28  # more than 10 each
+
+
+def evaluate_with_gradients() -> tuple[bool, float]:
+    model, optimizer, loader = start_constant("gossip(order='adapt_while_combine')", 20)
+    at_work: Any = current().strategies[0]
+    begun = False
+    for _ in range(2):
+        model(torch.ones(1, 3, dtype=torch.float64))
+        begun = begun or at_work._is_begun
+        if hocket.rank() == 0:  # a glance that begins an exchange
+            for (x,) in loader:
+                model(x)
+                break
+        for (x,) in loader:
+            step_constant(model, optimizer, x)
+    return begun, float(model.weight[0, 0])
+
+
+def test_a_forward_pass_outside_of_loops_exchanges_nothing(pool: Pool) -> None:
+    found = pool.run(2, evaluate_with_gradients, servers=1)
+    assert [begun for begun, _ in found] == [False, False]
+    assert [value for _, value in found] == pytest.approx([-2.0, -2.0], rel=1e-9)
+
+
+def test_a_word_without_quotes() -> None:
+    with pytest.raises(StrategyError, match=r"no literal: write for example topology='ring'$"):
+        parse("gossip(topology=ring)")
+
+
+def break_a_link(strategy: str) -> tuple[list[int], list[int], float]:
+    model, optimizer, loader = start_constant(strategy, 20)
+    peers: Any = current().strategies[0]._peers  # type: ignore[attr-defined]
+    for epoch in range(2):
+        for count, (x,) in enumerate(loader):
+            if hocket.rank() == 0 and count == 3 and epoch == 0:
+                peers._out[1].wire.close()
+            step_constant(model, optimizer, x)
+    live, lost = peers.live, list(peers.lost)
+    hocket.barrier()  # before anybody says goodbye
+    return live, lost, float(model.weight[0, 0])
+
+
+@pytest.mark.parametrize("strategy", KINDS)
+def test_a_broken_link_of_two_that_are_alive_holds_until_the_end_of_the_loop(pool: Pool, strategy: str) -> None:
+    for live, lost, value in pool.run(2, break_a_link, strategy, servers=1):
+        assert live == [0, 1] and not lost
+        assert abs(value + 2.0) < 0.5  # what was under way may be lost

@@ -274,6 +274,29 @@ def test_what_is_loaded_is_shared(pool: Pool) -> None:
         assert all(bool((value == 0.5).all()) for value in values)
 
 
+def load_a_part() -> list[float]:
+    """Rank 0's copy is older than the shared parameters by the step of rank 1."""
+    model: Any = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Sequential(nn.Linear(1, 1, bias=False))).double()
+    nn.init.zeros_(model[0].weight)
+    nn.init.ones_(model[1][0].weight)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader: Any = DataLoader(TensorDataset(torch.ones(2, 1).double()), 1)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy="hogwild(round_robin=True)")
+    hocket.barrier()
+    for _ in range(2):
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        optimizer.step()
+    hocket.barrier()
+    model.load_state_dict({"1.0.weight": torch.full((1, 1), 7.0).double()}, strict=False)
+    first = [parameter.item() for parameter in model.parameters()]
+    model[1].load_state_dict({"0.weight": torch.full((1, 1), 8.0).double()})
+    return first + [parameter.item() for parameter in model.parameters()]
+
+
+def test_what_is_not_loaded_stays_as_it_is(pool: Pool) -> None:
+    assert pool.run(2, load_a_part, servers=1) == [[-4.0, 7.0, -4.0, 8.0]] * 2
+
+
 def without_rank_0() -> str:
     model, optimizer, loader = hocket.distribute(*make(Case(), 1), strategy="hogwild")
     for count, (x, y) in enumerate(loader):

@@ -247,3 +247,181 @@ def sparse() -> bool:
 
 def test_sparse_gradients_are_fine(pool: Pool) -> None:
     assert pool.run(2, sparse) == [True, True]
+
+
+def closed(on_rank: int) -> tuple[int, bool]:
+    model, optimizer, loader = make(strategy="local_sgd(period=2)")
+    for number, (x, y) in enumerate(loader):
+        factor = float("nan") if number == 1 and hocket.rank() == on_rank else 1.0
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y, factor: float = factor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = ((model(x) - y) ** 2).mean() * factor
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    finite = all(bool(p.isfinite().all()) for p in model.parameters())
+    return current().strategies[0].skipped, finite
+
+
+def test_gradients_of_closures_are_judged(pool: Pool) -> None:
+    assert pool.run(2, closed, 1, on_nan="skip") == [(0, True), (1, True)]
+    outcomes = pool.outcomes(2, closed, 1)
+    assert isinstance(outcomes[1], RemoteError)
+    assert outcomes[1].kind == "NonFiniteError"
+
+
+def grown() -> int:
+    model, optimizer, loader = make(strategy="local_sgd(period=1, growth=2.0, every=1, most=4)")
+    strategy: Any = current().strategies[0]
+    strategy.batches = 5000
+    for batch in loader:
+        step(model, optimizer, batch)
+    return int(strategy.period)
+
+
+def test_a_period_that_has_grown_for_long_is_still_a_number(pool: Pool) -> None:
+    assert pool.run(2, grown) == [4, 4]
+
+
+def saved_in_a_round(folder: str, strategy: str) -> None:
+    model, optimizer, loader = make(strategy=strategy)
+    for batch in loader:
+        step(model, optimizer, batch)
+        hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()
+
+
+def test_in_a_round_of_seconds_nothing_can_be_saved(pool: Pool, tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match=r"in the middle of a round of local_sgd\(time=…\).*: save after the loop"):
+        pool.run(2, saved_in_a_round, str(tmp_path), "local_sgd(time=5.0)")
+    assert not list(tmp_path.iterdir())
+
+
+def stopped(folder: str, first: str, second: str) -> list[int]:
+    """A save in the middle of a long round; then how many exchanges there were in a loop of another strategy."""
+    model, optimizer, loader = make(samples=96, strategy=first)
+    for number, batch in enumerate(loader):
+        step(model, optimizer, batch)
+        if number == 6:
+            hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()
+            break
+    hocket.barrier()
+    model, optimizer, loader = make(samples=96, strategy=second)
+    hocket.load(folder, model=model, optimizer=optimizer)
+    sent = []
+    for batch in loader:
+        step(model, optimizer, batch)
+        sent.append(current().strategies[-1].sent)
+    return sent
+
+
+@pytest.mark.parametrize("second", ["easgd(period=3)", "diloco(period=3)", "local_sgd(period=3)"])
+def test_shorter_rounds_go_on_after_a_resumption(pool: Pool, tmp_path: Path, second: str) -> None:
+    for sent in pool.run(2, stopped, str(tmp_path), "local_sgd(period=64)", second):
+        assert len(set(sent)) >= 4, sent  # 12 batches
+
+
+class Heavy(torch.optim.Optimizer):
+    """Momentum that is another tensor after every step, and a number in its state."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                state["heavy"] = state["heavy"] * 0.9 + parameter.grad if "heavy" in state else parameter.grad.clone()
+                state["count"] = state.get("count", 0) + 1
+                parameter.sub_(state["heavy"], alpha=0.05)
+
+
+def skipped_first(strategy: str, skips: int) -> tuple[bool, bool]:
+    """Rank 1's first steps are left out, so that its optimizer has no state when others have."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1).double()
+    optimizer: Any = Heavy(model.parameters())
+    data = torch.randn(48, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    loader: Any = DataLoader(TensorDataset(data, data.sum(1, keepdim=True)), 4)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy, on_nan="skip")
+    for number, (x, y) in enumerate(loader):
+        step(model, optimizer, (x, y * float("nan") if number < skips and hocket.rank() == 1 else y))
+        if number == 1:
+            before = list(optimizer.state)
+            with current().strategies[0].merged():
+                assert not optimizer.state  # not all have any
+            assert list(optimizer.state) == before
+    state = [optimizer.state[p] for p in model.parameters()]
+    flat = torch.cat([s["heavy"].reshape(-1) for s in state] + [torch.tensor([s["count"]]) for s in state])
+    return same_everywhere(model), bool((hocket.allgather(flat) == flat).all())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "skips", "equal"),
+    [
+        ("local_sgd(period=2, optimizer_state=True)", 3, False),  # numbers are nobody else's
+        ("local_sgd(period=2) -> mirrored @ step 3", 2, True),
+        ("local_sgd(period=2) -> mirrored @ step 3", 3, True),
+        ("easgd(period=2) -> mirrored @ step 3", 3, True),
+    ],
+)
+def test_ranks_whose_optimizers_have_other_state(pool: Pool, strategy: str, skips: int, equal: bool) -> None:
+    assert pool.run(3, skipped_first, strategy, skips) == [(True, equal)] * 3
+
+
+class Replacing(nn.Module):
+    """Its buffer is another tensor after every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 1)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.training:
+            self.mean = self.mean * 0.5 + x.detach().mean(0) * 0.5
+        return self.linear(x)
+
+
+def replaced(strategy: str) -> list[bool]:
+    torch.manual_seed(0)
+    model = Replacing().double()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader: Any = DataLoader(TensorDataset(torch.randn(48, 6).double(), torch.ones(48, 1).double()), 4)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
+    equal = []
+    for batch in loader:
+        equal.append(same_everywhere(model))
+        step(model, optimizer, batch)
+    return equal
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd(period=2)", "diloco(period=2)"])
+def test_buffers_that_are_replaced_are_averaged(pool: Pool, strategy: str) -> None:
+    assert pool.run(2, replaced, strategy) == [[True, False] * 3] * 2
+
+
+def merged() -> list[bool]:
+    """Whether what is saved is bit for bit what all replicas are; in a round it is not."""
+    model, optimizer, loader = make(samples=72)
+    same = []
+
+    def look() -> None:
+        before = [tensor.clone() for tensor in model.state_dict().values()]
+        with current().strategies[0].merged():
+            same.append(all(map(torch.equal, before, model.state_dict().values())))
+
+    for number, batch in enumerate(loader):
+        if number == 4:
+            look()  # at the end of a round
+        step(model, optimizer, batch)
+        if number == 4:
+            look()
+    look()
+    return same
+
+
+def test_equal_replicas_are_saved_as_they_are(pool: Pool) -> None:
+    assert pool.run(3, merged) == [[True, False, True]] * 3

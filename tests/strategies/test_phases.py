@@ -175,3 +175,8 @@ def test_more_workers_go_on_in_the_phase_that_it_is_time_for(pool: Pool, tmp_pat
     settings = {"checkpoint": str(tmp_path), "checkpoint_every": 8}
     assert pool.run(1, phase_after_one_batch, **settings) == [-1]  # has nothing to exchange
     assert pool.run(2, phase_after_one_batch, **settings) == [1, 1]
+
+
+def test_a_switch_of_texts_is_refused_in_one_line() -> None:
+    with pytest.raises(StrategyError, match=r"'mirrored' is no choice of a strategy: give one, for example LocalSGD"):
+        choices.write(Switch(("mirrored", "local_sgd"), ("epoch 3",)))  # type: ignore[arg-type]

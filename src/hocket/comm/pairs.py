@@ -61,6 +61,11 @@ class Pairs:
         }  # fmt: skip
         peers.on_loss.append(self._lose)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether others may average with this worker."""
+        return self._pass >= 0
+
     def open(self, number: int) -> None:
         """From now on others of the same pass may average with this worker."""
         with self._condition:
@@ -92,13 +97,12 @@ class Pairs:
             self._make_room(shared=is_beside)
             for copy, flat in zip(self._outgoing, self.flats, strict=True):
                 copy.copy_(flat)
-            number, generation = self._number, self._pass
-        if is_beside and rank not in self._given:
-            self._given.add(rank)
-            self._peers.send(rank, Kind.AREA, {}, area=self._area)
-        sent = Sent(1, self._note_sent) if not is_beside else None
-        parts = as_bytes(self._outgoing) if not is_beside else []
-        self._peers.send(rank, Kind.PAIR, {}, parts, generation=generation, sequence=number, sent=sent)
+            if is_beside and rank not in self._given:
+                self._given.add(rank)
+                self._peers.send(rank, Kind.AREA, {}, area=self._area)
+            sent = Sent(1, self._note_sent) if not is_beside else None
+            parts = as_bytes(self._outgoing) if not is_beside else []
+            self._peers.send(rank, Kind.PAIR, {}, parts, generation=self._pass, sequence=self._number, sent=sent)
         if rank not in self._peers.live:
             self._lose(rank)
         return True
@@ -139,8 +143,10 @@ class Pairs:
     def _take_delta(self, rank: int, message: Message, wire: Wire) -> None:
         step = self._receive(message, wire) if message.body else self._answer
         with self._condition:
-            if self._pending != rank or message.sequence != self._number:
+            if message.sequence > self._number:
                 raise WireError(f"an answer to average {message.sequence} of rank {rank}, which was not asked for")
+            if self._pending != rank or message.sequence < self._number:
+                return  # its link was lost while this was being received
             if message.head["agrees"]:
                 for each, flat in zip(step, self.flats, strict=True):
                     flat.sub_(each)
@@ -173,6 +179,10 @@ class Pairs:
 
     def _lose(self, rank: int) -> None:
         with self._condition:
+            if rank in self._given:
+                # If it is alive, it may still write its answer: there is other memory for what comes next. The
+                # descriptor stays open, as it may be on its way to somebody.
+                self._area, self._outgoing, self._answer, self._given = None, [], [], set()
             if self._pending == rank:
                 self._pending = None
                 self._condition.notify_all()

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hocket.config import Config
@@ -86,6 +86,7 @@ class Peers:
         self._doors: list[Door] = []
         self._out: dict[int, _Outgoing] = {}
         self._incoming: dict[int, Wire] = {}
+        self._where: dict[int, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._process = os.getpid()
@@ -102,6 +103,30 @@ class Peers:
         except BaseException:
             self.close()
             raise
+
+    def repair(self, broken: Iterable[tuple[int, int]], gather: Gather) -> None:
+        """Make links anew between workers that are alive and have lost each other; collective.
+
+        Args:
+            broken: The same pairs of ranks for all workers.
+            gather: See ``join``.
+
+        Raises:
+            JobError: it is not possible; on all ranks.
+        """
+        others = sorted({other for pair in broken if self.rank in pair for other in pair} - {self.rank})
+        for other in others:
+            self._lose(other)  # if one side alone has noticed, its wires are there still
+            with self._lock:
+                self.lost.pop(other, None)
+                self._incoming.pop(other, None)
+            print(
+                f"hocket: rank {self.rank} has lost its link to rank {other}, and makes a new one",
+                file=sys.stderr,
+                flush=True,
+            )
+        gather("gossip: links that are lost", b"")
+        self._connect(others, gather)
 
     @property
     def live(self) -> list[int]:
@@ -161,17 +186,20 @@ class Peers:
 
     def _join(self, gather: Gather) -> None:
         said = json.dumps(self._open()).encode()
+        self._where = {rank: json.loads(data) for rank, data in gather("gossip: where workers are", said).items()}
+        self._connect([rank for rank in self._where if rank != self.rank], gather)
+
+    def _connect(self, others: Sequence[int], gather: Gather) -> None:
         failures: dict[int, str] = {}
-        for rank, there in gather("gossip: where workers are", said).items():
-            if rank != self.rank:
-                try:
-                    wire = self._knock(json.loads(there), time.monotonic() + min(self._config.timeout, _KNOCK))
-                except JobError as error:
-                    failures[rank] = str(error)
-                    self._lose(rank)
-                else:
-                    with self._lock:
-                        self._out[rank] = _Outgoing(rank, wire, self._lose)
+        for rank in others:
+            try:
+                wire = self._knock(self._where[rank], time.monotonic() + min(self._config.timeout, _KNOCK))
+            except JobError as error:
+                failures[rank] = str(error)
+                self._lose(rank)
+            else:
+                with self._lock:
+                    self._out[rank] = _Outgoing(rank, wire, self._lose_outgoing)
         told = gather("gossip: links between workers", json.dumps(failures).encode())
         for rank, data in told.items():
             for other, why in json.loads(data).items():
@@ -222,7 +250,12 @@ class Peers:
         except Exception as error:  # of any kind: it came from outside
             if not self._is_closed:
                 print(f"hocket: a message of rank {rank} was refused: {error!r}", file=sys.stderr, flush=True)
-        self._lose(rank)
+        if self._incoming.get(rank) is wire:  # else there is a new link
+            self._lose(rank)
+
+    def _lose_outgoing(self, out: _Outgoing) -> None:
+        if self._out.get(out.rank) is out:
+            self._lose(out.rank)
 
     def _lose(self, rank: int) -> None:
         """A wire of a worker has ended. Both are closed, so that it notices, too, if it is alive after all."""
@@ -243,9 +276,8 @@ class Peers:
 class _Outgoing:
     """What is to be sent to one worker."""
 
-    def __init__(self, rank: int, wire: Wire, lose: Callable[[int], None]) -> None:
-        self.wire = wire
-        self._rank, self._lose = rank, lose
+    def __init__(self, rank: int, wire: Wire, lose: Callable[[_Outgoing], None]) -> None:
+        self.rank, self.wire, self._lose = rank, wire, lose
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._is_broken = False
         self._thread = threading.Thread(target=self._send, daemon=True, name=f"hocket-to-{rank}")
@@ -277,10 +309,10 @@ class _Outgoing:
                     if sent is not None:
                         sent.note()
         except (Closed, OSError):
-            self._lose(self._rank)
+            self._lose(self)
         except Exception as error:  # whatever it was, nothing more can be sent
-            print(f"hocket: nothing can be sent to rank {self._rank}: {error!r}", file=sys.stderr, flush=True)
-            self._lose(self._rank)
+            print(f"hocket: nothing can be sent to rank {self.rank}: {error!r}", file=sys.stderr, flush=True)
+            self._lose(self)
         self._is_broken = True
         self._drain()
 

@@ -12,8 +12,9 @@ on anything beforehand; instead no edge is used unless both of its ends want it:
 - A message has the weight that its sender has for the edge, and both ends use the smaller one. So mixing stays
   symmetric and doubly stochastic, and preserves the mean, whatever the two graphs look like; what is missing of a
   neighbour's weight is a worker's own.
-- A worker that has no more batches in a pass *rests*: it tells everybody, and skips whoever has not heard it yet.
-  Others make their next graphs without it. It takes part again in the next pass, which begins when all have met.
+- A worker that has no more batches in a pass *rests*: it tells everybody from which round on, and skips whoever has not
+  heard it yet. Others, who may be in earlier rounds, make the graphs of that round and later ones without it. It
+  takes part again in the next pass, which begins when all have met.
 
 In push-sum edges have one direction, so that a waiting worker must ask for the answer; it does so after a moment. What
 comes from somebody that is not waited for counts all the same, a round later: nothing that was pushed may be lost.
@@ -77,6 +78,7 @@ class Rounds:
 
     Attributes:
         waited: Seconds spent waiting for others so far.
+        pushed: How many messages were sent in this pass, by rank.
     """
 
     def __init__(self, peers: Peers, template: Flats, timeout: float, *, pushes: bool = False) -> None:
@@ -89,23 +91,26 @@ class Rounds:
         self._mail: dict[When, dict[int, Arrival]] = {}
         self._skips: dict[When, set[int]] = {}
         self._wants: dict[When, set[int]] = {}
-        self._resting: dict[int, set[int]] = {}
+        self._resting: dict[int, dict[int, int]] = {}  # by pass and rank: the first round without it
         self._late: list[Arrival] = []
         self._free: list[Flats] = []
-        self._rests = False
+        self._rests = self._has_told = False
         self._sent = Sent(0)
+        self.pushed: dict[int, int] = {}
+        self._arrived: dict[tuple[int, int], int] = {}  # by pass and rank
+        self._broken: set[int] = set()  # lost in this pass
         self.waited = 0.0
         peers.handlers |= {
             Kind.DATA: self._take_data, Kind.SKIP: self._take_skip, Kind.WANT: self._take_want,
             Kind.REST: self._take_rest,
         }  # fmt: skip
-        peers.on_loss.append(self._wake)
+        peers.on_loss.append(self._lose)
 
     @property
     def members(self) -> list[int]:
         """Who takes part in the next round, as far as this worker knows."""
         with self._condition:
-            resting = self._resting.get(self._started[0], set())
+            resting = self._rest_in(self.when)
             return [rank for rank in self._peers.live if rank not in resting]
 
     @property
@@ -119,25 +124,38 @@ class Rounds:
         return self._started[0], self._started[1] + 1
 
     def begin_pass(self, number: int) -> None:
-        """All workers have met, and begin anew; rounds are counted from 0."""
+        """All workers have met, and begin anew; rounds are counted from 0.
+
+        The same pass may begin again as long as there was no round in it: a rest that was not for good ends then.
+        """
         with self._condition:
-            self._started, self._expected, self._rests = (number, -1), frozenset(), False
+            if number != self._started[0]:
+                self._late, self.pushed, self._broken = [], {}, set()
+                self._has_told = False
+            self._started, self._expected, self._rests = (number, -1), frozenset(), self._has_told
             self._resting = {each: ranks for each, ranks in self._resting.items() if each >= number}
-            self._late = []
+            self._arrived = {each: count for each, count in self._arrived.items() if each[0] >= number}
             self._forget()
 
-    def rest(self) -> None:
-        """Take no part in this pass any more; nobody is to wait."""
+    def rest(self, *, for_good: bool) -> None:
+        """Take no part in this pass any more; nobody is to wait.
+
+        Args:
+            for_good: Everybody is told, and makes graphs without this worker. Else whoever wants something of it is
+                answered that nothing comes, and the pass may begin again.
+        """
         with self._condition:
-            if self._rests:
+            number, turn = self.when
+            if not self._rests:
+                self._rests = True
+                for when in [when for when in {*self._mail, *self._wants} if when[0] == number]:
+                    self._answer(when, ())
+            if self._has_told or not for_good:
                 return
-            self._rests = True
-            number = self._started[0]
-            for when in [when for when in {*self._mail, *self._wants} if when[0] == number]:
-                self._answer(when, ())
+            self._has_told = True
         for rank in self._peers.live:
             if rank != self._peers.rank:
-                self._peers.send(rank, Kind.REST, {}, generation=number)
+                self._peers.send(rank, Kind.REST, {}, generation=number, sequence=turn)
 
     def start(self, flats: Flats, heads: Mapping[int, dict[str, Any]], expected: Iterable[int]) -> None:
         """Begin the next round: send to all in ``heads``, and expect something of all in ``expected``.
@@ -151,6 +169,7 @@ class Rounds:
             self._sent = Sent(0 if self._rests else len(heads))
             parts = as_bytes(flats)
             for rank, head in heads.items() if not self._rests else ():
+                self.pushed[rank] = self.pushed.get(rank, 0) + 1
                 self._peers.send(rank, Kind.DATA, head, parts, generation=when[0], sequence=when[1], sent=self._sent)
             self._answer(when, listed)
             self._forget()
@@ -189,6 +208,28 @@ class Rounds:
         self.waited += time.monotonic() - begin
         return found
 
+    def await_pushes(self, counts: Mapping[int, int]) -> None:
+        """Block until as much as others have sent in this pass has come; of the lost, nothing more will.
+
+        Args:
+            counts: How many messages, by rank.
+
+        Raises:
+            DeadlineExceeded: something is still under way.
+        """
+        number = self._started[0]
+
+        def missing() -> list[int]:
+            live = set(self._peers.live) - self._broken
+            return [rank for rank, n in counts.items() if rank in live and self._arrived.get((number, rank), 0) < n]
+
+        with self._condition:
+            if not self._condition.wait_for(lambda: not missing(), self._timeout):
+                raise DeadlineExceeded(
+                    f"what rank {missing()[0]} has pushed did not come within {self._timeout:g} s: see its output, or "
+                    "give it more time with --timeout"
+                )
+
     def take_late(self) -> list[Arrival]:
         """What has come without being expected, in push-sum."""
         with self._condition:
@@ -201,9 +242,12 @@ class Rounds:
             self._free += [arrival.flats for arrival in arrivals]
 
     def _missing(self, when: When, mail: Mapping[int, Arrival]) -> list[int]:
-        gone = self._resting.get(when[0], set()) | self._skips.get(when, set())
+        gone = self._rest_in(when) | self._skips.get(when, set())
         live = set(self._peers.live)
         return sorted(rank for rank in self._expected if rank not in mail and rank not in gone and rank in live)
+
+    def _rest_in(self, when: When) -> set[int]:
+        return {rank for rank, first in self._resting.get(when[0], {}).items() if first <= when[1]}
 
     def _complain(self, missing: list[int], when: When) -> str:
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
@@ -243,9 +287,11 @@ class Rounds:
         with self._condition:
             is_past = when < self._started or (self._rests and when[0] == self._started[0])
             is_wanted = when > self._started or rank in self._expected
+            is_wanted = is_wanted and rank not in self._skips.get(when, ())  # it has not used what it got
+            self._arrived[when[0], rank] = self._arrived.get((when[0], rank), 0) + 1
+            self._condition.notify_all()
             if not is_past and is_wanted:
                 self._mail.setdefault(when, {})[rank] = arrival
-                self._condition.notify_all()
                 return
             if when[0] == self._started[0]:
                 self._keep_late(arrival)
@@ -269,7 +315,7 @@ class Rounds:
 
     def _take_rest(self, rank: int, message: Message, _: Wire) -> None:
         with self._condition:
-            self._resting.setdefault(message.generation, set()).add(rank)
+            self._resting.setdefault(message.generation, {})[rank] = message.sequence
             self._condition.notify_all()
 
     def _receive(self, message: Message, wire: Wire) -> Flats:
@@ -281,8 +327,10 @@ class Rounds:
         wire.receive_into(as_bytes(flats))
         return flats
 
-    def _wake(self, _: int) -> None:
+    def _lose(self, rank: int) -> None:
         with self._condition:
+            self._broken.add(rank)
+            self._skips.setdefault(self._started, set()).add(rank)
             self._condition.notify_all()
 
 

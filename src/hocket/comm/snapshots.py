@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -45,8 +46,15 @@ class Snapshots:
             self._peers.send(rank, Kind.ASK, {}, sequence=self._number)
         with self._condition:
             while set(others) & set(self._peers.live) - set(self._found) and time.monotonic() < deadline:
-                self._condition.wait(1.0)
+                self._condition.wait(min(1.0, timeout))
             found, self._found = self._found, {}
+            for rank in sorted(set(others) & set(self._peers.live) - set(found)):
+                print(
+                    f"hocket: rank {rank} has not answered within {timeout:g} s, and is left out of the mean that a "
+                    "checkpoint keeps",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._number += 1  # what comes later is for nobody
             return [snapshot for _, snapshot in sorted(found.items())]
 

@@ -225,8 +225,10 @@ class Answers:
     def _back(self, head: dict[str, Any], _: Body) -> Answer:
         queue = self._service.queue(int(head["queue"]))
         queue.finish(self._rank, tuple(int(number) for number in head["done"]))
-        queue.give_back(self._rank, tuple(int(number) for number in head["numbers"]))
-        return Answer({})
+        taken = not head.get("spare") or queue.is_dealt_out
+        if taken:
+            queue.give_back(self._rank, tuple(int(number) for number in head["numbers"]))
+        return Answer({"taken": taken})
 
     def _live(self, _: dict[str, Any], __: Body) -> Answer:
         return Answer({"ranks": self._service.live})

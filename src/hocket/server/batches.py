@@ -97,6 +97,13 @@ class Batches:
                 taken.append(number)
             return sorted(taken)
 
+    @property
+    def is_dealt_out(self) -> bool:
+        """Whether nobody can take a batch before another one is given back."""
+        with self._condition:
+            now = self._now
+            return not now.again and now.total is not None and now.next >= now.total
+
     def end(self, epoch: int, total: int) -> None:
         """There are only so many batches."""
         with self._condition:

@@ -23,17 +23,20 @@ class Deal:
     Attributes:
         leases: Whether several batches are taken at once, if they are done in a moment. What a worker has done of
             them, the queue hears with the next question.
+        before_state: Called before the queue is asked for its state: may say what is done.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._clock = client, clock
         self.number, client.queues = client.queues, client.queues + 1
         self.leases = False
+        self.before_state: Callable[[], None] = lambda: None
         self._finished: list[int] = []
         self._end: int | None = None
         self._last: tuple[int, int | None] = 0, None
         self._taken: list[int] = []  # already, of the epoch that was asked for last
         self._asked, self._got = 0.0, 0  # when, and how many it were
+        self._overdue = 0.0  # when those are to be done
 
     def take(self, epoch: int, total: int | None) -> int | None:
         """The next batch of an epoch for this worker, or None when there is none to be had now.
@@ -45,6 +48,8 @@ class Deal:
         if epoch != self._last[0]:
             self._taken, self._got = [], 0
         self._last = epoch, total
+        if self._taken and self._clock() > self._overdue:
+            self._spare()
         if not self._taken:
             found, more = self._ask(epoch, total, wait=False)
             if not isinstance(found, int):
@@ -82,6 +87,7 @@ class Deal:
 
     def state(self) -> dict[str, Any]:
         """Which batches are not done, for a checkpoint."""
+        self.before_state()
         head = {"queue": self.number, "done": self._finished}
         self._finished = []
         state: dict[str, Any] = self._client.first.request(Kind.QUEUE, head)[0]["state"]
@@ -105,7 +111,16 @@ class Deal:
         answer = self._client.first.request(Kind.NEXT, head)[0]
         more: list[int] = answer.get("more", [])
         self._asked, self._got = self._clock(), 1 + len(more)
+        self._overdue = self._asked + 2 * _LEASE
         return answer["batch"], more
+
+    def _spare(self) -> None:
+        """Batches take longer than those before them: what is left of the lease is for others, if they have none."""
+        head = {"queue": self.number, "numbers": self._taken, "done": self._finished, "spare": True}
+        self._finished = []
+        if self._client.first.request(Kind.BACK, head)[0]["taken"]:
+            self._got, self._taken = self._got - len(self._taken), []
+        self._overdue = self._clock() + _LEASE
 
     def _wanted(self) -> int:
         """As many batches as take a moment, going by those before them; not many more than last time."""

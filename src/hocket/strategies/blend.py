@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
@@ -26,13 +25,26 @@ class Blend:
     """
 
     def __init__(self, communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
-        self._communicator, self._tensors = communicator, [tensor.detach() for tensor in tensors]
+        self._communicator = communicator
+        self._make([tensor.detach() for tensor in tensors])
+
+    def _make(self, tensors: list[torch.Tensor]) -> None:
+        communicator, self._tensors, self._kinds = self._communicator, tensors, _kinds(tensors)
         layout = Layout(self._tensors, limits=gpu.limits(communicator, self._tensors))
         self._averager = gpu.make_averager(communicator, layout)
         self._slots = {id(slots): layout.views(slots) for slots in self._averager.all_slots}
         self._results = layout.views(self._averager.results)
         self._number = zlib.crc32(repr([(t.dtype, list(t.shape)) for t in self._tensors]).encode()) << 1
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Average these from now on; collective if they are not of the same kinds as those before."""
+        found = [tensor.detach() for tensor in tensors]
+        if _kinds(found) == self._kinds:
+            self._tensors = found
+        else:
+            self.close()
+            self._make(found)
 
     @torch.no_grad()
     def average(self, what: Description, payload: int = 0, weight: float = 1.0) -> list[int]:
@@ -85,6 +97,13 @@ def average_once(communicator: Communicator, tensors: Sequence[torch.Tensor], ma
             del group[:count]
 
 
+@torch.no_grad()
+def copy_to(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Give ``tensors`` these values; there may be none."""
+    if tensors:
+        torch._foreach_copy_([tensor.detach() for tensor in tensors], list(values))
+
+
 def _average_by_mass(communicator: Communicator, flat: torch.Tensor, mass: float) -> torch.Tensor:
     wide = flat if flat.dtype.itemsize >= 4 else flat.float()
     both = torch.cat([wide * mass, wide.new_tensor([mass])])
@@ -92,16 +111,24 @@ def _average_by_mass(communicator: Communicator, flat: torch.Tensor, mass: float
     return both[:-1] / both[-1]
 
 
-def floating_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Those that have a mean; a mask of infinite numbers has none."""
-    return [b for b in model.buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())]
+def _kinds(tensors: Sequence[torch.Tensor]) -> list[object]:
+    return [(tensor.dtype, tensor.device, tensor.shape, tensor.stride()) for tensor in tensors]
 
 
-def state_tensors(optimizer: Optimizer | None) -> Iterator[torch.Tensor]:
-    """Those of an optimizer's state that have a mean, in an order that is the same on all ranks."""
-    for group in optimizer.param_groups if optimizer is not None else ():
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
-            for _, value in sorted(state.items()):
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    yield value
+Places = list[tuple[nn.Module, str]]
+
+
+def floating_buffers(model: nn.Module) -> Places:
+    """Where those are that have a mean; a mask of infinite numbers has none."""
+    found: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and bool(torch.isfinite(buffer).all()):
+                found.setdefault(id(buffer), (module, name))
+    return list(found.values())
+
+
+def look_up(places: Places) -> list[torch.Tensor]:
+    """The buffers as they are now: a module may have replaced them."""
+    found = [module._buffers.get(name) for module, name in places]
+    return [buffer for buffer in found if buffer is not None]

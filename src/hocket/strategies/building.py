@@ -53,8 +53,10 @@ def build(
     optimizer: Optimizer | None,
     members: Members,
     on_nan: str,
+    *,
+    rests: bool = False,
 ) -> Strategy:
-    """The strategy that ``choice`` asks for, at work on ``model``; collective."""
+    """The strategy that ``choice`` asks for, at work on ``model``, or one that ``rests`` at first; collective."""
     alone = communicator.size == 1 and client is None and not choices.differs_alone(choice)
     if isinstance(choice, Mirrored) or alone:
         return MirroredTraining(communicator, model, optimizer, members, on_nan)
@@ -64,7 +66,10 @@ def build(
     if isinstance(choice, LocalSGD) and choice.after is not None:
         choice = _post_local(choice, choice.after)
     if isinstance(choice, Switch):
-        built = [build(each, communicator, client, model, optimizer, members, on_nan) for each in choice.strategies]
+        built = [
+            build(each, communicator, client, model, optimizer, members, on_nan, rests=True)
+            for each in choice.strategies
+        ]
         return PhasedTraining(communicator, optimizer, built, choice)
     if isinstance(choice, Central):
         return _central(choice, communicator)(communicator, model, optimizer, members, on_nan)
@@ -77,7 +82,7 @@ def build(
     if isinstance(choice, EASGD):
         if client is not None:
             return ServedEASGDTraining(communicator, client, model, optimizer, members, choice, on_nan)
-        return EASGDTraining(communicator, model, optimizer, members, choice, on_nan)
+        return EASGDTraining(communicator, model, optimizer, members, choice, on_nan, rests=rests)
     if isinstance(choice, Hogwild):
         assert client is not None
         return HogwildTraining(client, communicator, model, optimizer, members, choice, on_nan)

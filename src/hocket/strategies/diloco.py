@@ -15,7 +15,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
-from hocket.strategies.blend import floating_buffers
 from hocket.strategies.choices import DiLoCo
 from hocket.strategies.fragments import Fragment, divide
 from hocket.strategies.local import LocalTraining
@@ -51,7 +50,7 @@ class DiLoCoTraining(LocalTraining):
                 communicator,
                 [members.names[i] for i in part],
                 [members.parameters[i] for i in part],
-                floating_buffers(model) if part is divided[-1] else [],
+                self._places if part is divided[-1] else [],
             )
             for part in divided
         ]
@@ -70,7 +69,8 @@ class DiLoCoTraining(LocalTraining):
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        self._in_round, self.rounds = state.get("in round", 0), state.get("rounds", 0)
+        self._in_round = state.get("in round", 0) % self._choice.period  # rounds may have been longer
+        self.rounds = state.get("rounds", 0)
         self._is_settled = not self._in_round
         self._take_anchors()
         anchor, momentum = state.get("anchor", {}), state.get("momentum", {})

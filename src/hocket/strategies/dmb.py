@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
@@ -57,6 +57,10 @@ class DelayedTraining(Strategy):
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
     ) -> None:
+        if isinstance(optimizer, LBFGS):
+            raise StrategyError(
+                "strategy 'dmb' applies gradients one step late, and LBFGS needs those of where it is: use full_batch"
+            )
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         self.steps = 0
         self._layout = Layout(members.parameters, limits=gpu.limits(communicator, members.parameters))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
-from hocket.strategies.blend import Blend, average_once, state_tensors
+from hocket.strategies.blend import Blend, average_once
 from hocket.strategies.choices import EASGD
 from hocket.strategies.elastic import ElasticTraining
 from hocket.strategies.members import Members
+from hocket.strategies.optimizer_state import merged_state
 
 
 class EASGDTraining(ElasticTraining):
@@ -28,8 +32,10 @@ class EASGDTraining(ElasticTraining):
         members: Members,
         choice: EASGD,
         on_nan: str,
+        *,
+        rests: bool = False,
     ) -> None:
-        super().__init__(communicator, model, optimizer, members, choice, on_nan)
+        super().__init__(communicator, model, optimizer, members, choice, on_nan, rests=rests)
         self.centre = [parameter.detach().clone() for parameter in members.parameters]
         self._differences = [torch.zeros_like(tensor) for tensor in self.centre]
         self._blend = Blend(communicator, self._differences)
@@ -44,6 +50,11 @@ class EASGDTraining(ElasticTraining):
         self._in_round = 0
         self._loaded()
         self._heed_loading()
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        with super().merged(), merged_state(self._communicator, self._optimizer):
+            yield
 
     @torch.no_grad()
     def _pull(self) -> None:
@@ -62,14 +73,11 @@ class EASGDTraining(ElasticTraining):
     def _centre(self) -> list[torch.Tensor]:
         return self.centre
 
-    def _merged_tensors(self) -> list[torch.Tensor]:
-        return [*super()._merged_tensors(), *state_tensors(self._optimizer)]
-
     @torch.no_grad()
     def _merge(self) -> None:
         torch._foreach_copy_([parameter.detach() for parameter in self._members.parameters], self.centre)
         differing = [] if self._shows else self._buffers
-        average_once(self._communicator, [*differing, *state_tensors(self._optimizer)])
+        average_once(self._communicator, differing)
 
     @torch.no_grad()
     def _take_centre(self) -> None:

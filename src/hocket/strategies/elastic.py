@@ -22,8 +22,9 @@ from hocket.updates.update import Step
 class ElasticTraining(LocalTraining):
     """Local steps, and every ``period`` batches a pull between this worker's parameters and the centre.
 
-    When a training loop ends or is left, the parameters become the centre's, and the worker's own are kept aside. When
-    the next one begins, they are put back, unless the script has given the parameters other values meanwhile.
+    When a training loop ends or is left, the parameters become the centre's, and the worker's own are kept aside. They
+    are put back at the first forward pass for training in the next one, unless the script has given the parameters
+    other values meanwhile: a loop that only evaluates sees the centre.
 
     Attributes:
         alpha: How much of the difference a pull takes away.
@@ -38,14 +39,19 @@ class ElasticTraining(LocalTraining):
         members: Members,
         choice: EASGD,
         on_nan: str,
+        *,
+        rests: bool = False,
     ) -> None:
-        give_momentum(optimizer, choice.momentum)
+        _check_momentum(optimizer, choice.momentum)
         super().__init__(communicator, model, optimizer, members, on_nan)
-        self._choice, self._in_round, self.pulls = choice, 0, 0
+        self._model, self._choice, self._in_round, self.pulls = model, choice, 0, 0
+        if not rests:
+            self._give_momentum(choice.momentum)
         self.alpha = 0.9 / communicator.size if choice.alpha is None else choice.alpha
         self._shows = False  # whether the parameters are the centre's
         self._aside: list[torch.Tensor] | None = None  # the worker's own while they are; just after that, the centre's
-        self._is_loaded = False
+        self._is_loaded = self._returns = False  # whether a loop has begun for which the own are to be put back
+        self._hooks.before_forward = self._before_forward
         self._hooks.watch_loading(model, lambda: None, self._loaded, self._heed_loading)
 
     def state(self) -> dict[str, Any]:
@@ -54,13 +60,23 @@ class ElasticTraining(LocalTraining):
     def load_state(self, state: dict[str, Any]) -> None:
         """All workers go on from the centre, which is what was saved."""
         super().load_state(state)
-        self._in_round = state.get("in round", 0)
+        self._in_round = state.get("in round", 0) % self._choice.period  # rounds may have been longer
+        self._give_momentum(self._choice.momentum)
         self._loaded()
 
     def begin_epoch(self, epoch: int) -> None:
         self._heed_loading()
         if self._shows:
-            self._shows = self._is_settled = False
+            self._is_settled, self._returns = False, True
+
+    def _before_forward(self) -> None:
+        if self._returns and self._model.training and torch.is_grad_enabled():
+            self._return()
+
+    def _return(self) -> None:
+        """Put the worker's own parameters back, if a loop has begun and this was not done yet."""
+        if self._returns:
+            self._shows = self._returns = False
             if all(map(torch.equal, self._members.parameters, self._shown())):
                 self._swap()
             else:
@@ -68,12 +84,25 @@ class ElasticTraining(LocalTraining):
                 self._take_written()
 
     def glance(self) -> None:
-        if self._aside is not None and not self._shows:
-            self._swap()
+        if self._aside is not None:
+            if not self._shows:
+                self._swap()
             self._shows = self._is_settled = True
+        self._returns = False
+
+    def rest(self) -> None:
+        super().rest()
+        self._returns = False
+        self._give_momentum(0.0)
+
+    def rise(self) -> None:
+        super().rise()
+        self._give_momentum(self._choice.momentum)
 
     def end_batch(self, samples: int = 1) -> None:
-        self._shows, self._aside = False, None
+        if self._has_moved:
+            self._return()
+            self._shows, self._aside = False, None
         super().end_batch(samples)
 
     @contextmanager
@@ -111,12 +140,22 @@ class ElasticTraining(LocalTraining):
 
     def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         self._heed_loading()
+        self._return()  # late, if the forward pass of a compiled model has not told
         self._shows, self._aside = False, None  # a script that trains on what it was shown goes on from there
         return super()._step(original, closure, **options)
+
+    def _give_momentum(self, momentum: float) -> None:
+        """EAMSGD: let the worker's plain SGD have Nesterov momentum while this is at work."""
+        optimizer = self._optimizer
+        if self._choice.momentum and optimizer is not None:
+            for group in optimizer.param_groups:
+                if bool(group["momentum"]) != bool(momentum):
+                    group["momentum"], group["nesterov"] = momentum, momentum > 0
 
     @torch.no_grad()
     def _show(self) -> None:
         """Let the parameters be the centre's."""
+        self._returns = False
         if not self._shows:
             self._aside = [tensor.detach().clone() for tensor in self._tensors()]
             self._shows = True
@@ -125,7 +164,7 @@ class ElasticTraining(LocalTraining):
     @torch.no_grad()
     def _swap(self) -> None:
         assert self._aside is not None
-        shown = [tensor.detach() for tensor in self._tensors()]
+        shown = [tensor.data for tensor in self._tensors()]  # what a script has read before, a penalty, stays usable
         kept, self._aside = self._aside, [tensor.clone() for tensor in shown]
         torch._foreach_copy_(shown, kept)
 
@@ -136,7 +175,7 @@ class ElasticTraining(LocalTraining):
     def _heed_loading(self) -> None:
         """What was loaded is the new centre, and all workers go on from it."""
         if self._is_loaded:
-            self._is_loaded, self._shows, self._aside = False, False, None
+            self._is_loaded, self._returns, self._shows, self._aside = False, False, False, None
             self._take_centre()
 
     def _merged_tensors(self) -> list[torch.Tensor]:
@@ -168,8 +207,7 @@ class ElasticTraining(LocalTraining):
         """Let the parameters, which are the same on all ranks, be the centre."""
 
 
-def give_momentum(optimizer: Optimizer, momentum: float) -> None:
-    """EAMSGD: let the worker's plain SGD have Nesterov momentum."""
+def _check_momentum(optimizer: Optimizer, momentum: float) -> None:
     if not momentum:
         return
     plain = type(optimizer) is SGD and not any(g["momentum"] or g["dampening"] for g in optimizer.param_groups)
@@ -179,5 +217,3 @@ def give_momentum(optimizer: Optimizer, momentum: float) -> None:
             f"{type(optimizer).__name__}{' with momentum' if type(optimizer) is SGD else ''}: use torch.optim.SGD "
             "without momentum, or leave out momentum="
         )
-    for group in optimizer.param_groups:
-        group["momentum"], group["nesterov"] = momentum, True

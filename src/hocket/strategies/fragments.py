@@ -12,6 +12,7 @@ from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.errors import StrategyError
+from hocket.strategies.blend import Places, look_up
 from hocket.transport.gate import Description
 
 
@@ -31,10 +32,10 @@ class Fragment:
         communicator: Communicator,
         names: Sequence[str],
         parameters: Sequence[nn.Parameter],
-        buffers: Sequence[torch.Tensor] = (),
+        places: Places | None = None,
     ) -> None:
-        self.names, self._parameters, self._buffers = list(names), list(parameters), list(buffers)
-        tensors = [*(parameter.detach() for parameter in parameters), *buffers]
+        self.names, self._parameters, self._places = list(names), list(parameters), places or []
+        tensors = [*(parameter.detach() for parameter in parameters), *look_up(self._places)]
         layout = Layout(tensors, limits=gpu.limits(communicator, tensors))
         self._averager = gpu.make_split_averager(communicator, layout)
         self._slots = {id(slots): layout.views(slots) for slots in self._averager.all_slots}
@@ -66,8 +67,8 @@ class Fragment:
         count = len(own)
         torch._foreach_copy_(views[:count], self.anchor)
         torch._foreach_sub_(views[:count], own)
-        if self._buffers:
-            torch._foreach_copy_(views[count:], self._buffers)
+        if self._places:
+            torch._foreach_copy_(views[count:], look_up(self._places))
         if self._averager.scale != 1:
             torch._foreach_mul_(views, self._averager.scale)
         self._start = None if waits else [tensor.clone() for tensor in own]
@@ -98,8 +99,8 @@ class Fragment:
         else:
             torch._foreach_sub_(own, start)
             torch._foreach_add_(own, self.anchor)
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._means[len(own) :])
+        if self._places:
+            torch._foreach_copy_(look_up(self._places), self._means[len(own) :])
 
     def drop(self) -> None:
         """Wait for what is under way, and leave it."""

@@ -53,6 +53,7 @@ class GossipTraining(LocalTraining):
     """
 
     survives_loss = True
+    is_uneven = True  # batches come from a queue, and workers may be lost
 
     def __init__(
         self,
@@ -104,13 +105,13 @@ class GossipTraining(LocalTraining):
     def settle(self) -> None:
         """Whoever is alive comes, whether it had a batch or not."""
         begin = time.perf_counter()
-        self._withdraw()
+        self._withdraw(for_good=True)
         self._make_equal()
         self._is_settled = True
         self.exchanging += time.perf_counter() - begin
 
     def idle(self) -> None:
-        self._withdraw()
+        self._withdraw(for_good=not self._is_settled)  # before its first batch, the loop may turn out to be a glance
 
     def refresh(self) -> None:
         """In a checkpoint, take the mean of what all workers have: their threads answer, and nobody waits."""
@@ -158,7 +159,7 @@ class GossipTraining(LocalTraining):
         """Exchange parameters, at the end of a batch that ends a round."""
 
     @abstractmethod
-    def _withdraw(self) -> None:
+    def _withdraw(self, *, for_good: bool) -> None:
         """There are no more batches in this pass, as far as this worker knows: nobody is to wait for it."""
 
     @abstractmethod
@@ -188,8 +189,14 @@ class GossipTraining(LocalTraining):
         self.mass, self._in_round = 1.0, 0
         apart = squares([b - p for b, p in zip(before, self._parameters, strict=True)])
         length = squares(self._parameters)
-        said = json.dumps({"pass": self._pass, "apart": apart})
-        found = [json.loads(data) for data in self._client.gather("gossip: the end of a loop", said.encode()).values()]
+        said = json.dumps({"pass": self._pass, "apart": apart, "lost": sorted(self._peers.lost)})
+        told = self._client.gather("gossip: the end of a loop", said.encode())
+        by_rank = {rank: json.loads(data) for rank, data in told.items()}
+        found = list(by_rank.values())
+        broken = [(rank, other) for rank, each in by_rank.items() for other in each["lost"] if other in by_rank]
+        if broken:
+            self._peers.repair(broken, self._client.gather)
+            self._describe()
         self._pass = max(each["pass"] for each in found) + 1
         apart = math.fsum(each["apart"] for each in found) / len(found)
         self.distance = self._measures[CONSENSUS] = math.sqrt(apart / length) if length else 0.0

@@ -18,20 +18,25 @@ class PairedTraining(GossipTraining):
     of the vector as it is. If an average before is still under way, none is begun.
     """
 
-    is_uneven = True
-
     def _prepare(self) -> None:
         self._pairs = Pairs(self._peers, self.flats, self.lock)
         self._random = random.Random(f"{self._choice.seed} {self._client.rank}")
         self._copies = [view.clone() for view in self._views]  # with which the batch at work began
-        self._pairs.open(self._pass)
+
+    def begin_epoch(self, epoch: int) -> None:
+        if self._pairs.is_open:
+            self._publish()  # others may have changed the vector: it must not be replaced
+        else:
+            super().begin_epoch(epoch)
+            self._pairs.open(self._pass)
 
     @torch.no_grad()
     def _begin(self) -> None:
+        """The vector is this worker's alone until its next loop begins."""
+        self._pairs.close(self._timeout)
         with self.lock:
             super()._publish()
             torch._foreach_copy_(self._copies, self._views)
-        self._pairs.open(self._pass)
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -46,6 +51,7 @@ class PairedTraining(GossipTraining):
 
     def _mix(self) -> None:
         self._publish()
+        self._pairs.open(self._pass)  # without training loops, nothing else does
         if self._pairs.distance is not None:
             square, self._pairs.distance = self._pairs.distance, None
             self._measure(lambda: square)
@@ -58,7 +64,7 @@ class PairedTraining(GossipTraining):
     def _catch_up(self) -> None:
         self._publish()
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, *, for_good: bool) -> None:
         """Its threads go on averaging; nobody waits for it anyway."""
 
     def _collapse(self) -> None:

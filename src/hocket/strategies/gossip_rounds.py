@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ class _InStep(GossipTraining):
         self._rounds.begin_pass(self._pass)
         self._publish()
 
-    def _withdraw(self) -> None:
-        self._rounds.rest()
+    def _withdraw(self, *, for_good: bool) -> None:
+        self._rounds.rest(for_good=for_good)
 
     @property
     def _number(self) -> int:
@@ -48,19 +49,26 @@ class MixedTraining(_InStep):
         if self._overlaps:
             self._hooks.before_forward = self._begin_beside
 
+    def begin_epoch(self, epoch: int) -> None:
+        if not self._is_begun:  # else a glance has begun the first exchange, and the loop goes on with that
+            super().begin_epoch(epoch)
+
     def _begin(self) -> None:
         self._is_begun = False
         super()._begin()
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, *, for_good: bool) -> None:
         if self._is_begun:  # a batch was begun, and its end never came
             self._is_begun = False
             self._rounds.recycle(self._rounds.finish().values())
-        super()._withdraw()
+        super()._withdraw(for_good=for_good)
 
     def _begin_beside(self) -> None:
-        """A batch begins that ends a round: its parameters travel while it is computed."""
-        is_last = self._in_round == self._choice.period - 1
+        """A batch begins that ends a round: its parameters travel while it is computed.
+
+        Outside of training loops it is not known what a forward pass is for.
+        """
+        is_last = self._in_round == self._choice.period - 1 and not self.counts_steps
         if is_last and not self._is_begun and torch.is_grad_enabled() and not self.collector.rests:
             self._publish()
             self._start()
@@ -132,6 +140,10 @@ class PushSumTraining(_InStep):
         self._show()
 
     def _collapse(self) -> None:
+        said = json.dumps(self._rounds.pushed).encode()
+        told = self._client.gather("gossip: what was pushed", said)
+        here = str(self._client.rank)
+        self._rounds.await_pushes({rank: json.loads(data).get(here, 0) for rank, data in told.items()})
         self._publish()
         self._add(self._rounds.take_late(), 1.0)
         self._show()

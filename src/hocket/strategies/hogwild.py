@@ -35,6 +35,7 @@ class HogwildTraining(LocalTraining):
 
     survives_loss = True
     leases = True
+    is_uneven = True
 
     def __init__(
         self,
@@ -113,16 +114,20 @@ class HogwildTraining(LocalTraining):
                 self.exchanging += time.perf_counter() - begin
                 return original(*args, **kwargs)
 
-        return super()._step(guarded, closure, **options)
+        result = super()._step(guarded, closure, **options)
+        self._client.turn.batches = []  # they are done, and not for others
+        return result
 
     def _before_load(self) -> None:
         # Another worker may still train.
         self._client.gather("load_state_dict() of a hogwild model, which every rank must call", b"")
+        if self._turns is not None and self._client.is_first():
+            self._shared.show(self._shared.homes)  # its own copy is older than those, where nothing is loaded
 
     def _after_load(self) -> None:
-        if self._turns is not None and self._client.is_first():
-            self._shared.write()
         self._client.gather("load_state_dict() of a hogwild model, when it is done", b"")
+        if self._turns is not None:
+            self._turns.refresh()
 
 
 class _Turns:

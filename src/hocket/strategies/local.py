@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
 from hocket.strategies.base import Strategy, wrap
-from hocket.strategies.blend import average_once, floating_buffers, state_tensors
+from hocket.strategies.blend import average_once, copy_to, floating_buffers, look_up
 from hocket.strategies.collector import Collector
 from hocket.strategies.exchange import Judgement, check_exchanged
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
+from hocket.strategies.optimizer_state import CommonState, merged_state
 from hocket.updates.update import Step
 
 
@@ -37,9 +38,9 @@ class LocalTraining(Strategy):
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
     ) -> None:
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
-        self._buffers = floating_buffers(model)
+        self._places = floating_buffers(model)
         self.steps = self.batches = 0
-        self._is_settled = True
+        self._is_settled, self._has_moved = True, False  # since the last exchange
         self._judgement = Judgement(members.names, on_nan)
         self.collector = Collector(
             members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
@@ -58,11 +59,11 @@ class LocalTraining(Strategy):
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
         self.batches = state.get("batches", self.steps)
-        self._is_settled = True
+        self._is_settled, self._has_moved = True, False
 
     def end_batch(self, samples: int = 1) -> None:
         self.batches += 1
-        self._is_settled = False
+        self._is_settled = self._has_moved = False
         begin = time.perf_counter()
         self._exchange(samples)
         self.exchanging += time.perf_counter() - begin
@@ -77,18 +78,20 @@ class LocalTraining(Strategy):
     @contextmanager
     def merged(self) -> Iterator[None]:
         """The means of parameters, buffers and optimizer state."""
-        tensors = [*self._tensors(), *state_tensors(self._optimizer)]
+        equal = torch.tensor([int(self._is_settled and not self._has_moved)])
+        self._communicator.allreduce(equal, "min")
+        tensors = [] if bool(equal) else self._tensors()  # the mean of equal numbers may be rounded
         own = [tensor.detach().clone() for tensor in tensors]
         average_once(self._communicator, tensors)
         try:
-            yield
+            with merged_state(self._communicator, self._optimizer):
+                yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_([tensor.detach() for tensor in tensors], own)
+            copy_to(tensors, own)
 
     def rest(self) -> None:
         super().rest()
-        average_once(self._communicator, list(state_tensors(self._optimizer)))
+        CommonState(self._communicator, self._optimizer).make_equal()
 
     @abstractmethod
     def _exchange(self, samples: int) -> None:
@@ -98,12 +101,17 @@ class LocalTraining(Strategy):
     def _make_equal(self) -> None:
         """Let all ranks have the same model; collective."""
 
+    @property
+    def _buffers(self) -> list[torch.Tensor]:
+        return look_up(self._places)
+
     def _tensors(self) -> list[torch.Tensor]:
         """What is averaged: parameters, and floating-point buffers."""
         return [*self._members.parameters, *self._buffers]
 
     def _end_pass(self) -> None:
         """A backward pass is over."""
+        self._has_moved = True
         self._members.check_homes()
         nonfinite = self.collector.nonfinite
         self._judgement.record({} if nonfinite is None else {self._communicator.rank: nonfinite})
@@ -112,15 +120,27 @@ class LocalTraining(Strategy):
         optimizer = self._optimizer
         assert optimizer is not None
         self._members.check_groups(optimizer)
+        self._has_moved = True
         result = None
         if closure is not None:
-            result = original(closure, **options)
+            result = original(self._judge(closure, optimizer), **options)
         elif self._may_step(optimizer):
             result = original(**options)
         self.steps += 1
         if self.counts_steps:
             self.end_batch()
         return result
+
+    def _judge(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
+        """Have a closure leave no gradients that the step may not use."""
+
+        def judged() -> Any:
+            loss = closure()
+            if not self._may_step(optimizer):
+                optimizer.zero_grad(set_to_none=True)
+            return loss
+
+        return judged
 
     def _may_step(self, optimizer: Optimizer) -> bool:
         check_exchanged(self.collector)

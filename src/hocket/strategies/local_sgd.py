@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
-from hocket.strategies.blend import Blend, state_tensors
+from hocket.strategies.blend import Blend
 from hocket.strategies.choices import LocalSGD
 from hocket.strategies.local import LocalTraining
 from hocket.strategies.members import Members
+from hocket.strategies.optimizer_state import CommonState
 
 
 class LocalSGDTraining(LocalTraining):
@@ -30,14 +33,17 @@ class LocalSGDTraining(LocalTraining):
         self._choice = choice
         self._in_round = self.rounds = 0
         self._blend = Blend(communicator, self._tensors())
-        self._state_blend: tuple[list[int], Blend] | None = None
+        self._state_blend = Blend(communicator, []) if choice.optimizer_state else None
 
     @property
     def period(self) -> int:
         """Of the round that is going on."""
         choice = self._choice
-        grown = choice.period * choice.growth ** ((self.batches - self._in_round) // choice.every)
-        return int(min(grown, choice.most if choice.most is not None else grown))
+        try:
+            grown = choice.period * choice.growth ** ((self.batches - self._in_round) // choice.every)
+        except OverflowError:
+            grown = math.inf
+        return int(min(grown, choice.most if choice.most is not None else sys.maxsize))
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "in round": self._in_round, "rounds": self.rounds}
@@ -59,19 +65,12 @@ class LocalSGDTraining(LocalTraining):
     def _make_equal(self) -> None:
         self._in_round = 0
         self.rounds += 1
+        self._blend.take(self._tensors())
         self._blend.average(self._describe)
         self.sent += self._blend.nbytes
-        if self._choice.optimizer_state:
-            self._average_state()
+        if self._state_blend is not None:
+            self._state_blend.take(CommonState(self._communicator, self._optimizer).means)
+            self._state_blend.average(f"the average of the optimizer's state after {self.batches} batches")
 
     def _describe(self) -> str:
         return f"the average of parameters after {self.batches} batches"
-
-    def _average_state(self) -> None:
-        tensors = list(state_tensors(self._optimizer))
-        known = [id(tensor) for tensor in tensors]
-        if self._state_blend is None or self._state_blend[0] != known:
-            if self._state_blend is not None:
-                self._state_blend[1].close()
-            self._state_blend = known, Blend(self._communicator, tensors)
-        self._state_blend[1].average(f"the average of the optimizer's state after {self.batches} batches")

@@ -41,6 +41,7 @@ class PhasedTraining(Strategy):
         for strategy in strategies:
             strategy.counts_steps = False  # they are counted here
         self._put_to_work(0)
+        self._now.rise()
         _call_after_step(optimizer, self._count_step)
 
     @property

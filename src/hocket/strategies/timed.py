@@ -7,10 +7,11 @@ from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import UsageError
-from hocket.strategies.blend import Blend, average_once, state_tensors
+from hocket.strategies.blend import Blend, average_once
 from hocket.strategies.choices import LocalSGD
 from hocket.strategies.local import LocalTraining
 from hocket.strategies.members import Members
+from hocket.strategies.optimizer_state import CommonState
 from hocket.transport.gate import signature
 
 
@@ -46,9 +47,10 @@ class TimedLocalSGD(LocalTraining):
         total = sum(counts)
         if total:
             weight = self._samples * len(counts) / total
+            self._blend.take(self._tensors())
             self._blend.average(lambda: f"the average of round {self.rounds + 1}", 0, weight)
         if total and self._averages_state:
-            average_once(self._communicator, list(state_tensors(self._optimizer)))
+            average_once(self._communicator, CommonState(self._communicator, self._optimizer).means)
         self.rounds += 1
         self._samples = 0
         self._is_settled = True

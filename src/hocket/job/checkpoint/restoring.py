@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -48,6 +49,13 @@ class Saved:
         states = manifest["strategies"] or [counts] * len(runtime.strategies)
         for strategy, state in zip(runtime.strategies, states, strict=False):
             strategy.load_state(self._unpack(state))
+            if runtime.config.rank == 0 and not strategy.holds and "late" in (state | state.get("within", {})):
+                print(
+                    "hocket: the checkpoint has a gradient that was still to be applied by 'dmb'; this strategy leaves "
+                    "it out",
+                    file=sys.stderr,
+                    flush=True,
+                )
         runtime.restart(manifest["step"])
         for name, loader in subjects.loaders.items():
             self._place(name, loader)

@@ -73,6 +73,11 @@ def save(
     if keep < 1:
         raise UsageError(f"save(keep={keep}): at least one checkpoint must be kept")
     runtime = meeting()
+    if runtime.client is None and any(each.is_uneven and not each.counts_steps for each in runtime.strategies):
+        raise UsageError(
+            "hocket.save() in the middle of a round of local_sgd(time=…), where workers are at different batches: save "
+            "after the loop, or use --checkpoint DIR and hocket.resume()"
+        )
     subjects = Subjects(model, optimizer, scheduler, loader, extra, others)
     saving = _saver(runtime).save(Path(path).absolute(), subjects, keep, patient=True)
     assert saving is not None

@@ -26,6 +26,8 @@ class Turns:
         self._batch, self._step = original.batch_size or 1, 0
         self.deal = Deal(client) if queued else None
         self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
+        if self.deal is not None:
+            self.deal.before_state = self._finish_learned
 
     def begin_pass(self, _: Plan) -> None:
         """A training loop begins; bounds on staleness hold within it."""
@@ -59,12 +61,27 @@ class Turns:
 
     def end_step(self) -> None:
         """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
-        if self._holds:
-            return
+        if not self._holds:
+            self._finish(self._given)
+
+    def _finish(self, numbers: list[int]) -> None:
+        """Batches that the loop has had are done, whoever might still speak of them."""
         if self.deal is not None:
-            self.deal.finish(self._given)
-            self._given = []
-        self._client.turn.batches = []
+            self.deal.finish(numbers)
+            turn = self._client.turn
+            turn.batches = [each for each in turn.batches if each[0] != self.deal.number or each[1] not in numbers]
+            self._given = [number for number in self._given if number not in numbers]
+
+    def _finish_learned(self) -> None:
+        """A checkpoint is made, perhaps in the middle of a batch: those that there has been a step for are done."""
+        if not self._holds:
+            open_ones = self._open
+            self._finish([number for number in self._given if number not in open_ones])
+
+    @property
+    def _open(self) -> set[int]:
+        """Batches of this queue that there has been no step for."""
+        return {number for queue, number in self._client.turn.batches if self.deal and queue == self.deal.number}
 
     @property
     def _holds(self) -> bool:
@@ -77,7 +94,7 @@ class Turns:
         for strategy in self._runtime.strategies:
             strategy.flush()
             strategy.idle()
-        self.end_step()
+        self._finish(self._given)  # gradients that are kept go into a later step; nobody is to wait for that
         return self.deal.wait()
 
     def leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
@@ -93,10 +110,11 @@ class Turns:
                 strategy.flush()
         if self.deal is not None:
             # What was not pushed is for others; a loop that is left early seldom trains on its last batch afterwards.
-            open_ones = {number for queue, number in client.turn.batches if queue == self.deal.number}
-            self.deal.finish([number for number in self._given if number not in open_ones])
+            open_ones = self._open
+            self._finish([number for number in self._given if number not in open_ones])
             self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(open_ones)])
-            client.turn.batches, self._given = [], []
+            client.turn.batches = [each for each in client.turn.batches if each[0] != self.deal.number]
+            self._given = []
         if was_left and self._runtime.step == self._step:
             client.passes -= 1  # a glance at the data
             return

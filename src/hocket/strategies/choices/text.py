@@ -87,7 +87,7 @@ def _parse_one(text: str) -> Choice:
             options[key] = ast.literal_eval(node)
         except ValueError:
             raise StrategyError(
-                f"strategy {name.id!r}: the value of {key!r} is no literal: write for example {key}=True or {key}=0.5"
+                f"strategy {name.id!r}: the value of {key!r} is no literal: write for example {_examples(kind, key)}"
             ) from None
     return _build(name.id, kind, options)
 
@@ -114,7 +114,9 @@ def write(choice: Choice) -> str:
         texts = [write(each) for each in choice.strategies]
         later = itertools.zip_longest(texts[1:], choice.at, fillvalue="")
         return " -> ".join([*texts[:1], *(f"{text} @ {at}" for text, at in later)])
-    name = next(name for name, kind in TABLE.items() if type(choice) is kind)
+    name = next((name for name, kind in TABLE.items() if type(choice) is kind), None)
+    if name is None:
+        raise StrategyError(f"{choice!r} is no choice of a strategy: give one, for example LocalSGD(period=4)")
     options = [
         f"{field.name}={getattr(choice, field.name)!r}"
         for field in dataclasses.fields(choice)
@@ -144,6 +146,11 @@ def _build(name: str, kind: type[Choice], options: dict[str, object]) -> Choice:
     except ValueError as error:
         raise StrategyError(f"strategy {name!r}: {error}") from None
     return choice
+
+
+def _examples(kind: type[Choice], key: str) -> str:
+    default = next((field.default for field in dataclasses.fields(kind) if field.name == key), None)
+    return f"{key}={default!r}" if isinstance(default, str) else f"{key}=True or {key}=0.5"
 
 
 _EXAMPLES: dict[type, object] = {float: 1.0, int: 3, str: "text"}
