@@ -64,7 +64,8 @@ class Loops:
             loader: Of the loop.
             alone: Whether ranks may have had no batch where others had some.
         """
-        if self._close(loader) or alone:
+        holds = any(strategy.holds for strategy in self._strategies)  # a resumption may begin with the end of a loop
+        if self._close(loader) or alone or holds:
             for strategy in self._strategies:
                 strategy.settle()
         else:
