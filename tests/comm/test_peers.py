@@ -4,6 +4,7 @@ import contextlib
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -132,6 +133,27 @@ def test_workers_rest_at_any_time_and_the_mean_stays(size: int, topology: str, s
     with workers(size, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
         together(work, [(peers.rank, rounds) for peers, rounds in found])
     assert torch.allclose(torch.stack([flats[0] for flats in vectors]).mean(0), before, rtol=1e-12, atol=1e-12)
+
+
+def test_who_rests_is_part_of_the_rounds_before() -> None:
+    vectors = [vector(rank) for rank in range(3)]
+    with workers(3, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
+        (_, ahead), (_, beside), (_, behind) = found
+
+        def work(rounds: Rounds, others: list[int], turns: int) -> None:
+            for _ in range(turns):
+                rounds.start(vectors[0], {other: {"weight": 0.3} for other in others}, others)
+                rounds.finish()
+
+        together(work, [(ahead, [1], 2), (beside, [0], 2)])
+        ahead.rest(for_good=True)
+        deadline = time.monotonic() + 10
+        while not behind._resting:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for turn in range(3):
+            assert behind.members == ([0, 1, 2] if turn < 2 else [1, 2])
+            work(behind, [], 1)
 
 
 @pytest.mark.parametrize("push_sum", [False, True])

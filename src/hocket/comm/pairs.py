@@ -4,10 +4,13 @@ A sends a copy of its vector a to B. The thread of B that hears A moves B's vect
 answers with the step d = (a − b) / 2 that it has made; when that arrives, A moves by −d, under its own lock, whatever
 has become of its vector meanwhile. The two move by opposite amounts, so that the sum over all workers is preserved. No
 lock is held while anything travels, so nothing can deadlock, for odd and even numbers of workers.
+
+Workers of one host do not send vectors: A's copy and B's answer are in memory that A has made and both have mapped.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -16,6 +19,8 @@ import torch
 from hocket.comm.peers import Peers, Sent
 from hocket.comm.rounds import Flats, Kind, as_bytes
 from hocket.errors import DeadlineExceeded
+from hocket.transport import handoff
+from hocket.transport.area import Area, aligned
 from hocket.transport.wire import Message, Wire, WireError
 
 _EVERY = 1.0  # seconds between two measurements
@@ -38,7 +43,11 @@ class Pairs:
         self._peers, self.flats = peers, flats
         self._condition = threading.Condition(lock)
         self._nbytes = sum(flat.nbytes for flat in flats)
-        self._outgoing = [torch.empty_like(flat) for flat in flats]
+        self._area: Area | None = None  # of the copy that others read, and of their answer; made for the first beside
+        self._outgoing: Flats = []
+        self._answer: Flats = []
+        self._given: set[int] = set()  # who has the area
+        self._theirs: dict[int, tuple[Flats, Flats]] = {}  # of others: their copy, and where the answer goes
         self._free: list[Flats] = []
         self._number = 0
         self._pending: int | None = None  # whose answer is under way
@@ -47,7 +56,9 @@ class Pairs:
         self._next = 0.0
         self.distance: float | None = None
         self.averages = 0
-        peers.handlers |= {Kind.PAIR: self._take_pair, Kind.DELTA: self._take_delta}
+        peers.handlers |= {
+            Kind.PAIR: self._take_pair, Kind.DELTA: self._take_delta, Kind.AREA: self._take_area,
+        }  # fmt: skip
         peers.on_loss.append(self._lose)
 
     @property
@@ -80,43 +91,68 @@ class Pairs:
         with self._condition:
             if self._pending is not None or self._unsent or self._pass < 0:
                 return False
-            self._pending, self._unsent = rank, True
-            self._number += 1
+            self._pending, self._number = rank, self._number + 1
+            is_beside = self._peers.is_beside(rank) and hasattr(os, "memfd_create")
+            self._unsent = not is_beside  # shared memory is read before the answer comes
+            self._make_room(shared=is_beside)
             for copy, flat in zip(self._outgoing, self.flats, strict=True):
                 copy.copy_(flat)
-            number, generation = self._number, self._pass
-        sent = Sent(1, self._note_sent)
-        parts = as_bytes(self._outgoing)
-        self._peers.send(rank, Kind.PAIR, {}, parts, generation=generation, sequence=number, sent=sent)
+            if is_beside and rank not in self._given:
+                self._given.add(rank)
+                self._peers.send(rank, Kind.AREA, {}, area=self._area)
+            sent = Sent(1, self._note_sent) if not is_beside else None
+            parts = as_bytes(self._outgoing) if not is_beside else []
+            self._peers.send(rank, Kind.PAIR, {}, parts, generation=self._pass, sequence=self._number, sent=sent)
         if rank not in self._peers.live:
             self._lose(rank)
         return True
 
+    def _make_room(self, *, shared: bool) -> None:
+        """For the copy; once there is shared memory it is good for all."""
+        if shared and self._area is None:
+            self._area = Area.create(2 * _extent(self.flats), "gossip")
+            self._outgoing, self._answer = _in_area(self._area, self.flats)
+        elif not self._outgoing:
+            self._outgoing = [torch.empty_like(flat) for flat in self.flats]
+
+    def _take_area(self, rank: int, _: Message, wire: Wire) -> None:
+        area = Area(handoff.take(wire.connection))
+        area.close_descriptor()
+        if area.nbytes < 2 * _extent(self.flats):
+            raise WireError(f"shared memory of {area.nbytes:,} bytes, which is too little")
+        self._theirs[rank] = _in_area(area, self.flats)
+
     def _take_pair(self, rank: int, message: Message, wire: Wire) -> None:
-        given = self._receive(message, wire)
+        if message.body:
+            copy = self._receive(message, wire)
+            answer = copy  # in its place
+        else:
+            copy, answer = self._theirs[rank]
         with self._condition:
             agrees = message.generation == self._pass >= 0
             if agrees:
-                for step, flat in zip(given, self.flats, strict=True):
-                    step.sub_(flat).mul_(0.5)
+                for theirs, flat, step in zip(copy, self.flats, answer, strict=True):
+                    torch.sub(theirs, flat, out=step)
+                    step.mul_(0.5)
                     flat.add_(step)
                 self.averages += 1
-        parts = as_bytes(given) if agrees else []
-        sent = Sent(1, lambda: self._free.append(given))
-        self._peers.send(rank, Kind.DELTA, {}, parts, sequence=message.sequence, sent=sent)
+        parts = as_bytes(answer) if agrees and message.body else []
+        sent = Sent(1, lambda: self._free.append(answer)) if message.body else None
+        self._peers.send(rank, Kind.DELTA, {"agrees": agrees}, parts, sequence=message.sequence, sent=sent)
 
     def _take_delta(self, rank: int, message: Message, wire: Wire) -> None:
-        step = self._receive(message, wire) if message.body else None
+        step = self._receive(message, wire) if message.body else self._answer
         with self._condition:
             if message.sequence > self._number:
                 raise WireError(f"an answer to average {message.sequence} of rank {rank}, which was not asked for")
             if self._pending != rank or message.sequence < self._number:
                 return  # its link was lost while this was being received
-            if step is not None:
+            if message.head["agrees"]:
                 for each, flat in zip(step, self.flats, strict=True):
                     flat.sub_(each)
                 self._measure(step)
                 self.averages += 1
+            if message.body:
                 self._free.append(step)
             self._pending = None
             self._condition.notify_all()
@@ -143,6 +179,10 @@ class Pairs:
 
     def _lose(self, rank: int) -> None:
         with self._condition:
+            if rank in self._given:
+                # If it is alive, it may still write its answer: there is other memory for what comes next. The
+                # descriptor stays open, as it may be on its way to somebody.
+                self._area, self._outgoing, self._answer, self._given = None, [], [], set()
             if self._pending == rank:
                 self._pending = None
                 self._condition.notify_all()
@@ -151,3 +191,20 @@ class Pairs:
 def squares(flats: Flats) -> float:
     """The square of the length of a vector."""
     return sum(float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2 for flat in flats)
+
+
+def _extent(flats: Flats) -> int:
+    """Bytes that a vector takes in shared memory."""
+    return sum(aligned(flat.nbytes) for flat in flats)
+
+
+def _in_area(area: Area, flats: Flats) -> tuple[Flats, Flats]:
+    """Two vectors like ``flats``, one after the other."""
+    found: list[Flats] = []
+    offset = 0
+    for _ in range(2):
+        found.append([])
+        for flat in flats:
+            found[-1].append(area.tensor(offset, flat.numel(), flat.dtype))
+            offset += aligned(flat.nbytes)
+    return found[0], found[1]

@@ -21,7 +21,8 @@ from typing import Any
 
 from hocket.config import Config
 from hocket.errors import JobError
-from hocket.transport import door, tls
+from hocket.transport import door, handoff, tls
+from hocket.transport.area import Area
 from hocket.transport.door import Door
 from hocket.transport.wire import Closed, Message, Wire
 
@@ -133,6 +134,11 @@ class Peers:
         with self._lock:
             return sorted([self.rank, *self._out])
 
+    def is_beside(self, rank: int) -> bool:
+        """Whether a worker is on this host, and memory can be shared with it."""
+        with self._lock:
+            return rank in self._out and self._out[rank].wire.is_local
+
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received so far, over links that are there."""
@@ -141,16 +147,19 @@ class Peers:
 
     def send(
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
-        sequence: int = 0, sent: Sent | None = None,
+        sequence: int = 0, sent: Sent | None = None, area: Area | None = None,
     ) -> None:  # fmt: skip
-        """Have a message sent; returns at once. To a worker that is gone, nothing is."""
+        """Have a message sent; returns at once. To a worker that is gone, nothing is.
+
+        Shared memory may go with it to a worker that is beside this one.
+        """
         with self._lock:
             out = self._out.get(rank)
         if out is None:
             if sent is not None:
                 sent.note()
             return
-        out.put((kind, sequence, head, parts, generation, sent))
+        out.put((kind, sequence, head, parts, generation, sent, area))
 
     def close(self) -> None:
         """Say goodbye: what was given to be sent still is, if that is possible at once."""
@@ -291,13 +300,18 @@ class _Outgoing:
     def _send(self) -> None:
         try:
             while (item := self._queue.get()) is not None:
-                kind, sequence, head, parts, generation, sent = item
+                kind, sequence, head, parts, generation, sent, area = item
                 try:
                     self.wire.send(kind, sequence, head, parts, generation)
+                    if area is not None:
+                        handoff.give(self.wire.connection, area.descriptor)
                 finally:
                     if sent is not None:
                         sent.note()
-        except Exception:  # whatever it was, nothing more can be sent
+        except (Closed, OSError):
+            self._lose(self)
+        except Exception as error:  # whatever it was, nothing more can be sent
+            print(f"hocket: nothing can be sent to rank {self.rank}: {error!r}", file=sys.stderr, flush=True)
             self._lose(self)
         self._is_broken = True
         self._drain()
@@ -313,7 +327,7 @@ class _Outgoing:
                 item[5].note()
 
 
-_Item = tuple[int, int, dict[str, Any], Sequence[memoryview], int, Sent | None]
+_Item = tuple[int, int, dict[str, Any], Sequence[memoryview], int, Sent | None, Area | None]
 _everyone: weakref.WeakSet[Peers] = weakref.WeakSet()
 
 

@@ -12,8 +12,9 @@ on anything beforehand; instead no edge is used unless both of its ends want it:
 - A message has the weight that its sender has for the edge, and both ends use the smaller one. So mixing stays
   symmetric and doubly stochastic, and preserves the mean, whatever the two graphs look like; what is missing of a
   neighbour's weight is a worker's own.
-- A worker that has no more batches in a pass *rests*: it tells everybody, and skips whoever has not heard it yet.
-  Others make their next graphs without it. It takes part again in the next pass, which begins when all have met.
+- A worker that has no more batches in a pass *rests*: it tells everybody from which round on, and skips whoever has not
+  heard it yet. Others, who may be in earlier rounds, make the graphs of that round and later ones without it. It
+  takes part again in the next pass, which begins when all have met.
 
 In push-sum edges have one direction, so that a waiting worker must ask for the answer; it does so after a moment. What
 comes from somebody that is not waited for counts all the same, a round later: nothing that was pushed may be lost.
@@ -55,6 +56,7 @@ class Kind(IntEnum):
     DELTA = 6
     ASK = 7
     SNAPSHOT = 8
+    AREA = 9
 
 
 @dataclass
@@ -89,7 +91,7 @@ class Rounds:
         self._mail: dict[When, dict[int, Arrival]] = {}
         self._skips: dict[When, set[int]] = {}
         self._wants: dict[When, set[int]] = {}
-        self._resting: dict[int, set[int]] = {}
+        self._resting: dict[int, dict[int, int]] = {}  # by pass and rank: the first round without it
         self._late: list[Arrival] = []
         self._free: list[Flats] = []
         self._rests = self._has_told = False
@@ -108,7 +110,7 @@ class Rounds:
     def members(self) -> list[int]:
         """Who takes part in the next round, as far as this worker knows."""
         with self._condition:
-            resting = self._resting.get(self._started[0], set())
+            resting = self._rest_in(self.when)
             return [rank for rank in self._peers.live if rank not in resting]
 
     @property
@@ -143,7 +145,7 @@ class Rounds:
                 answered that nothing comes, and the pass may begin again.
         """
         with self._condition:
-            number = self._started[0]
+            number, turn = self.when
             if not self._rests:
                 self._rests = True
                 for when in [when for when in {*self._mail, *self._wants} if when[0] == number]:
@@ -153,7 +155,7 @@ class Rounds:
             self._has_told = True
         for rank in self._peers.live:
             if rank != self._peers.rank:
-                self._peers.send(rank, Kind.REST, {}, generation=number)
+                self._peers.send(rank, Kind.REST, {}, generation=number, sequence=turn)
 
     def start(self, flats: Flats, heads: Mapping[int, dict[str, Any]], expected: Iterable[int]) -> None:
         """Begin the next round: send to all in ``heads``, and expect something of all in ``expected``.
@@ -240,9 +242,12 @@ class Rounds:
             self._free += [arrival.flats for arrival in arrivals]
 
     def _missing(self, when: When, mail: Mapping[int, Arrival]) -> list[int]:
-        gone = self._resting.get(when[0], set()) | self._skips.get(when, set())
+        gone = self._rest_in(when) | self._skips.get(when, set())
         live = set(self._peers.live)
         return sorted(rank for rank in self._expected if rank not in mail and rank not in gone and rank in live)
+
+    def _rest_in(self, when: When) -> set[int]:
+        return {rank for rank, first in self._resting.get(when[0], {}).items() if first <= when[1]}
 
     def _complain(self, missing: list[int], when: When) -> str:
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
@@ -310,7 +315,7 @@ class Rounds:
 
     def _take_rest(self, rank: int, message: Message, _: Wire) -> None:
         with self._condition:
-            self._resting.setdefault(message.generation, set()).add(rank)
+            self._resting.setdefault(message.generation, {})[rank] = message.sequence
             self._condition.notify_all()
 
     def _receive(self, message: Message, wire: Wire) -> Flats:

@@ -41,9 +41,10 @@ class PairedTraining(GossipTraining):
     @torch.no_grad()
     def _publish(self) -> None:
         """The vector follows the steps of this worker, and these follow the vector."""
-        moved = [p.cpu() - copy for p, copy in zip(self._parameters, self._copies, strict=True)]
+        for parameter, copy in zip(self._parameters, self._copies, strict=True):
+            torch.sub(parameter.cpu(), copy, out=copy)  # in place: memory that comes and goes costs more than the sum
         with self.lock:
-            torch._foreach_add_(self._views, moved)
+            torch._foreach_add_(self._views, self._copies)
             torch._foreach_copy_(self._copies, self._views)
         torch._foreach_copy_(self._parameters, self._copies)
         self._bump()
