@@ -153,6 +153,29 @@ def test_a_resumption_goes_on_in_the_phase_it_was_in(
     assert [result[1] for result in rest] == [result[1] for result in whole]
 
 
+def warming_up() -> list[int]:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(torch.rand(24, 1)), 2)
+    strategy = "local_sgd(period=2, after='decay')"
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 4 if step < 4 else 0.1)
+    (phased,) = current().strategies
+    assert isinstance(phased, PhasedTraining)
+    phases = []
+    for (x,) in loader:
+        phases.append(phased.phase)
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    return phases
+
+
+def test_the_low_rate_that_a_warm_up_begins_with_is_no_decay(pool: Pool) -> None:
+    assert pool.run(2, warming_up) == [[0, 0, 0, 0, 1, 1]] * 2
+
+
 def phase_after_one_batch() -> int:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -151,6 +151,7 @@ class PhasedTraining(Strategy):
         """Switch if it is time."""
         rates = self._read_rates()
         fell = any(new < old for old, new in zip(self._rates, rates, strict=False))
+        fell = fell and self.batches > 0  # a schedule that was built since begins with a rate of its own
         self._rates = rates
         while self.phase < len(self._choice.at) and self._is_time(self._choice.at[self.phase], epoch, fell=fell):
             fell = False
