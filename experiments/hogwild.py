@@ -20,7 +20,7 @@ from learners import Options, read_options, save
 
 WORKERS = 2
 DENSITIES = (10, 100, 1_000, 10_000, 100_000)
-TOUCHES = 10_000_000  # features of all samples of a pass together
+TOUCHES = 4_000_000  # features of all samples of a pass together
 LABELS = {"hogwild": "without locks", "locked": "with a lock"}
 
 
@@ -47,7 +47,7 @@ def summarise(per_sample: int, samples: int, found: list[dict[str, Any]]) -> dic
 
 
 def main(options: Options) -> None:
-    densities, touches, rounds, seeds = ((1000,), 10**6, 1, 1) if options.quick else (DENSITIES, TOUCHES, 3, 3)
+    densities, touches, rounds, seeds = ((1000,), 10**6, 1, 1) if options.quick else (DENSITIES, TOUCHES, 2, 2)
     rows = []
     for per_sample in densities:
         samples = max(400, min(200_000, touches // per_sample))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NAMES = ["downpour", "gossip", "outer", "post_local", "softsync", "staleness"]
+NAMES = ["downpour", "gossip", "hogwild", "outer", "post_local", "softsync", "staleness"]
 ONCE = ["slow_link"]  # took too long for several seeds
 
 
