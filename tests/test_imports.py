@@ -13,7 +13,12 @@ LAYERS = ["transport", "comm", "updates", "server", "strategies", "job", "launch
 COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"}}
 FOR_EVERYONE = {"__init__", *COMMON}
 CALLER = ROOT / "launch" / "function.py"
-BESIDE = {"observe": {"rich", "tensorboard"}, "rig": set()}  # seen by launch alone, and what else they may import
+BESIDE = {  # seen by launch alone, and what else they may import
+    "observe": {"rich", "tensorboard"},
+    "rig": set(),
+    "compare": {"rich", "matplotlib"},
+}
+BENEATH = {"compare": {"observe"}}  # what of the others they may use
 NO_TORCH = [
     "hocket.launch",
     "hocket.launch.agent",
@@ -74,7 +79,7 @@ def test_imports_go_down(path: Path) -> None:
                 allowed.add("job")
         assert there <= allowed, f"{here} must not import {there - allowed}"
     elif here in BESIDE:
-        assert there <= {here, *FOR_EVERYONE}
+        assert there <= {here, *FOR_EVERYONE, *BENEATH.get(here, ())}
         others = {name.split(".")[0] for name in imported(path)} - {"hocket", *sys.stdlib_module_names}
         assert others <= BESIDE[here], f"{here} must not import {others - BESIDE[here]}"
 

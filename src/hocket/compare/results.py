@@ -1,0 +1,186 @@
+"""What a comparison has found: one result for each run, and the runs of one strategy on so many workers together."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a metric.
+
+    Attributes:
+        seconds: Since the training began.
+        samples: That all workers had seen by then.
+        value: What the script has reported.
+    """
+
+    seconds: float
+    samples: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be reached: ``accuracy=0.95``.
+
+    Attributes:
+        metric: Its name.
+        value: The value.
+        rises: Whether values from there upwards reach it.
+    """
+
+    metric: str
+    value: float
+    rises: bool
+
+    def is_reached(self, value: float) -> bool:
+        """Whether ``value`` is good enough."""
+        return value >= self.value if self.rises else value <= self.value
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run.
+
+    Attributes:
+        strategy: As it was given: ``local_sgd(period=16)``.
+        workers: How many there were.
+        servers: How many processes there were beside them.
+        repeat: Its number among those of its kind, from 0, which is the seed, too.
+        failure: Why it failed, in one line; empty if it did not.
+        seconds: From the beginning of training to its end.
+        start_up: Seconds before that.
+        samples: That all workers have seen.
+        speed: Samples a second, of all workers; None where the script has no training loop of ours.
+        pass_samples: Samples of one pass over the data, if that is known.
+        shares: Of the training time, over all workers: ``compute``, ``communication`` and ``waiting``, together 1;
+            empty where nothing is known.
+        sent: Bytes that all workers have handed to exchanges.
+        staleness: How often it was which, of pushes to servers.
+        curves: What the script has reported, by name, in order.
+        reached: Where the target was reached, if there is one and it was.
+        gradients: What was measured of gradients by the way: ``noise scale``, ``diversity``, ``says`` …
+    """
+
+    strategy: str
+    workers: int
+    servers: int
+    repeat: int
+    failure: str = ""
+    seconds: float = 0.0
+    start_up: float = 0.0
+    samples: int = 0
+    speed: float | None = None
+    pass_samples: int | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+    sent: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
+    curves: dict[str, list[Point]] = field(default_factory=dict)
+    reached: Point | None = None
+    gradients: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passes(self) -> float | None:
+        """Passes over the data until the target was reached, or until the end."""
+        if not self.pass_samples:
+            return None
+        return (self.reached.samples if self.reached else self.samples) / self.pass_samples
+
+    @property
+    def seconds_per_pass(self) -> float | None:
+        """What one of those took: times ``passes`` it is the time to the target, or to the end."""
+        passes = self.passes
+        return (self.reached.seconds if self.reached else self.seconds) / passes if passes else None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of the repeats: the median, the lowest and the highest."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @staticmethod
+    def of(values: Sequence[float | None]) -> Spread | None:
+        """Of those that are known; None if none is."""
+        known = [value for value in values if value is not None]
+        return Spread(statistics.median(known), min(known), max(known)) if known else None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """All repeats of one strategy on so many workers."""
+
+    strategy: str
+    workers: int
+    results: tuple[Result, ...]
+
+    @property
+    def name(self) -> str:
+        """``mirrored on 4``; the baseline is ``one worker``."""
+        return "one worker" if self.workers == 1 else f"{self.strategy} on {self.workers}"
+
+    @property
+    def good(self) -> list[Result]:
+        """Those that did not fail."""
+        return [result for result in self.results if not result.failure]
+
+    @property
+    def failure(self) -> str:
+        """Why all of them failed; empty if one did not."""
+        return "" if self.good or not self.results else self.results[0].failure
+
+    @property
+    def speed(self) -> Spread | None:
+        return Spread.of([result.speed for result in self.good])
+
+    @property
+    def time_to_target(self) -> Spread | None:
+        """Seconds, of the repeats that reached it."""
+        return Spread.of([result.reached.seconds for result in self.good if result.reached])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is known of one comparison, finished or not.
+
+    Attributes:
+        script: The script's name, as given; ``arguments`` are its own.
+        command: The command that made it.
+        about: Where and when: ``cpu``, ``cores``, ``torch``, ``hocket``, ``date``, ``network`` …, in this order.
+        target: What is to be reached, if that was asked for.
+        repeats: How often each was to run.
+        entries: The baseline first, then strategies in the order in which they were asked for, workers ascending.
+        missing: How many runs are still to be made.
+        notes: What a reader should know, in sentences.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    command: str
+    about: dict[str, str]
+    target: Target | None
+    repeats: int
+    entries: tuple[Entry, ...]
+    missing: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> Entry | None:
+        """One worker."""
+        return next((entry for entry in self.entries if entry.workers == 1), None)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that were reported, the target's first."""
+        found = dict.fromkeys(name for entry in self.entries for result in entry.results for name in result.curves)
+        names = list(found)
+        if self.target is not None and self.target.metric in found:
+            names.remove(self.target.metric)
+            names.insert(0, self.target.metric)
+        return names
