@@ -74,6 +74,15 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """Bytes of gradients or parameters that a worker has handed to exchanges since it started."""
+
+    nbytes: int
+
+    kind = "sent"
+
+
+@dataclass(frozen=True)
 class Served:
     """What a parameter server has done since it started.
 
@@ -141,9 +150,9 @@ class Stage:
     kind = "stage"
 
 
-Record = Progress | Metrics | Traffic | Served | Facts | Happening | Stage
+Record = Progress | Metrics | Traffic | Sent | Served | Facts | Happening | Stage
 _KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Progress, Metrics, Traffic, Served, Facts, Happening, Stage)
+    kind.kind: kind for kind in (Progress, Metrics, Traffic, Sent, Served, Facts, Happening, Stage)
 }
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 

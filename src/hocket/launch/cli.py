@@ -66,6 +66,7 @@ def run(
     verbose: Annotated[
         bool, typer.Option("--verbose", help=f"{config.SETTINGS['verbose'].help} Also HOCKET_VERBOSE=on.")
     ] = False,
+    seed: Annotated[str | None, _flag("seed")] = None,
     run_dir: Annotated[str | None, _flag("run-dir")] = None,
     no_record: Annotated[bool, typer.Option("--no-record", help="Keep no record of this run.")] = False,
     tensorboard: Annotated[
@@ -114,6 +115,7 @@ def run(
         "ssh": ssh,
         "python": python,
         "interface": interface,
+        "seed": seed,
         "run-dir": run_dir,
     }
     settings = _checked({name: value for name, value in flags.items() if value is not None})

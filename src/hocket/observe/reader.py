@@ -48,7 +48,8 @@ class Run:
     """What a record says.
 
     Attributes:
-        facts: By section (run, settings, versions, host, hosts, told, servers, served) and name.
+        facts: By section (run, settings, versions, host, hosts, told, began, sent, servers, served) and
+            name.
         state: ``running``, ``finished``, ``failed (STATUS)`` or ``killed``; ``unknown`` where the launcher is
             on another host.
         seconds: From the start to the end, or to the last sign of life.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hocket.observe.reader import Metric, Run
+from hocket.observe.served import size
 
 _CONFIGURATION = ("workers", "command", "directory", "git commit")  # the facts of section run that a user chose
 _MOST_METRICS, _MOST_EVENTS = 4, 20  # in a line of the list, and of one run
@@ -123,6 +124,8 @@ def _speed(run: Run) -> list[tuple[str, str]]:
     if speed.total is not None:
         rows.append(("steps", f"{speed.total:,} in {speed.epoch} epoch{'s' if speed.epoch != 1 else ''}"))
         rows.append(("samples", f"{speed.seen:,}"))
+    if sent := run.facts.get("sent"):
+        rows.append(("handed to exchanges", f"{size(sum(sent.values()))} by all workers"))
     for rank, totals in run.ranks.items():
         if totals["exchanging"]:
             communicated = max(0.0, totals["exchanging"] - totals["waited"])
