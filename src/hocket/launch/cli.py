@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import sys
 import tempfile
@@ -14,7 +13,19 @@ import typer
 
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
-from hocket.launch import bench_cli, hosts, machine, on_hosts, recording, rig_cli, runs_cli, supervisor
+from hocket.launch import (
+    bench_cli,
+    compare_cli,
+    hosts,
+    leftovers,
+    machine,
+    on_hosts,
+    recording,
+    rig_cli,
+    runs_cli,
+    scripts,
+    supervisor,
+)
 from hocket.launch.environment import Job
 from hocket.launch.party import Wishes
 from hocket.observe.recorder import Recorder
@@ -89,8 +100,11 @@ def run(
         typer.Option("-x", "--export", help="An environment variable for workers on other hosts: NAME or NAME=VALUE."),
     ] = None,
     report: Annotated[Path | None, typer.Option("--report", hidden=True)] = None,
+    with_parent: Annotated[int | None, typer.Option("--with-parent", hidden=True)] = None,
 ) -> None:
     """Run SCRIPT on several workers, of this machine or with -H of several."""
+    if with_parent is not None:
+        leftovers.end_with_parent(with_parent)
     if no_record and tensorboard:
         raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
     if host is not None and hostfile is not None:
@@ -99,7 +113,7 @@ def run(
     if not named:
         flags_for_hosts = {"--ssh": ssh, "--python": python, "--interface": interface, "-x": export}
         _refuse_without_hosts({**flags_for_hosts, "--server-hosts": server_hosts})
-    command = _command(script, args or [], module)
+    command = scripts.command(script, args or [], module)
     flags = {
         "strategy": strategy,
         "timeout": timeout,
@@ -133,6 +147,9 @@ def run(
         wishes = _wishes(named, workers, settings, export or [], dealt)
         sys.exit(on_hosts.run(job, wishes, log_dir, record))
     sys.exit(supervisor.run(job, log_dir, record(job, None), report))
+
+
+app.command(context_settings={"allow_interspersed_args": False})(compare_cli.compare)
 
 
 @app.command()
@@ -178,21 +195,6 @@ def _wishes(
         named, count, settings.get("ssh") or config.SETTINGS["ssh"].default, settings.get("python") or None,
         settings.get("interface") or None, config.exported(export), servers,
     )  # fmt: skip
-
-
-def _command(script: str, args: list[str], module: bool) -> tuple[str, ...]:
-    if module:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            known = importlib.util.find_spec(script) is not None
-        except (ImportError, ValueError):
-            known = False
-        if not known:
-            raise UsageError(f"no module named {script!r} can be found from {Path.cwd()}: check its name")
-        return ("-m", script, *args)
-    if not Path(script).is_file():
-        raise UsageError(f"no script {script!r} in {Path.cwd()}: check its path (or use -m for a module)")
-    return (script, *args)
 
 
 def _checked(given: dict[str, str]) -> dict[str, str]:

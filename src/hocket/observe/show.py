@@ -92,9 +92,15 @@ def differences(first: Run, second: Run) -> list[tuple[str, Any, Any]]:
 
 def best(name: str, metric: Metric) -> float | None:
     """The highest or the lowest value, as the metric's name suggests; None where it suggests nothing."""
+    up = rises(name)
+    return None if up is None else metric.highest if up else metric.lowest
+
+
+def rises(name: str) -> bool | None:
+    """Whether higher values of a metric are better, as its name suggests; None where it suggests nothing."""
     if any(part in name.lower() for part in _LOWER):
-        return metric.lowest
-    return metric.highest if any(part in name.lower() for part in _HIGHER) else None
+        return False
+    return True if any(part in name.lower() for part in _HIGHER) else None
 
 
 def span(seconds: float) -> str:
