@@ -35,9 +35,9 @@ def build(found: Comparison) -> Table:
     from rich import box
     from rich.table import Table
 
-    metrics = found.metrics[:_MOST_METRICS]
+    metrics = found.metrics[: 1 if found.target else _MOST_METRICS]
     head = ["samples/s", *([_target_title(found)] if found.target else ["time"]), *metrics]
-    made = Table(title=_title(found), title_justify="left", pad_edge=False, box=box.SIMPLE_HEAD)
+    made = Table(title=_title(found), title_justify="left", padding=(0, 1, 0, 0), box=box.SIMPLE_HEAD)
     names = min(_NAME, max((len(_name(entry)) for entry in found.entries if entry.good), default=0))
     made.add_column("", min_width=names, overflow="fold")
     for title in [*head, "compute/\ncomm./wait", "sent"]:
@@ -118,8 +118,8 @@ def _metric(entry: Entry, name: str) -> str:
     spread = Spread.of([curve[-1].value for curve in curves])
     if spread is None:
         return "–"
-    text = number(spread.median)
-    return text if spread.lowest == spread.highest else f"{text}\n{number(spread.lowest)}–{number(spread.highest)}"
+    most = max(spread.highest - spread.median, spread.median - spread.lowest)
+    return f"{number(spread.median)}\n±{most:.2g}" if most > 0 else number(spread.median)
 
 
 def _shares(entry: Entry) -> str:
