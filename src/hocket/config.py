@@ -81,6 +81,7 @@ SETTINGS = {
             "host.",
         ),
         Setting("verbose", "off", ("off", "on"), "Say more: which parameters are on which server, for example."),
+        Setting("timeline", "", (), "A .json file for the timeline of the run, for Perfetto, Chrome, hocket trace."),
         Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),
         Setting("python", "", (), "The interpreter on the other hosts, if it is not at the same path as here."),
         Setting("interface", "", (), "The network interface for the job, or several (eth0,ens3); else it is found."),
@@ -131,6 +132,7 @@ class Config:
     tls: str = "auto"
     verbose: bool = False
     seed: int | None = None
+    timeline: bool = False
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -169,6 +171,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         tls=choice("tls", env.get("HOCKET_TLS") or "auto"),
         verbose=choice("verbose", env.get("HOCKET_VERBOSE") or "off") == "on",
         seed=count("seed", env["HOCKET_SEED"]) if env.get("HOCKET_SEED") else None,
+        timeline=bool(env.get("HOCKET_TIMELINE")),
     )
 
 

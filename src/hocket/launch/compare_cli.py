@@ -31,7 +31,7 @@ from hocket.rig import Rig
 from hocket.rig.rate import parse as parse_rate
 
 FOLDER = "hocket-compare"
-_NOT_PASSED_ON = ("checkpoint", "strategy", "servers", "seed", "run-dir")  # a run has its own, or none
+_NOT_PASSED_ON = ("checkpoint", "strategy", "servers", "seed", "timeline", "run-dir")  # a run has its own, or none
 
 
 @dataclass(frozen=True)
