@@ -74,6 +74,15 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """Bytes of gradients or parameters that a worker has handed to exchanges since it started."""
+
+    nbytes: int
+
+    kind = "sent"
+
+
+@dataclass(frozen=True)
 class Served:
     """What a parameter server has done since it started.
 
@@ -160,9 +169,9 @@ class Spans:
     kind = "spans"
 
 
-Record = Progress | Metrics | Traffic | Served | Facts | Happening | Stage | Spans
+Record = Progress | Metrics | Traffic | Sent | Served | Facts | Happening | Stage | Spans
 _KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Progress, Metrics, Traffic, Served, Facts, Happening, Stage, Spans)
+    kind.kind: kind for kind in (Progress, Metrics, Traffic, Sent, Served, Facts, Happening, Stage, Spans)
 }
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 

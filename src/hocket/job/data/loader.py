@@ -161,6 +161,14 @@ class Loader:
         """Whether every rank has a stream of data of its own."""
         return self._runtime.config.size > 1 and (self.local or self._divided)
 
+    @property
+    def pass_samples(self) -> int | None:
+        """Samples of a pass over the data, of all ranks; None where nobody can know."""
+        indices, batch = getattr(self.original, "sampler", None), self.original.batch_size
+        if self._sampler is None or self.is_per_rank or not isinstance(indices, Sized) or batch is None:
+            return None
+        return len(indices) // batch * batch if self.original.drop_last else len(indices)
+
     def state(self) -> dict[str, Any]:
         """Where this loader is, as plain data with tensors; from it another one can go on."""
         if self._pass is None:
