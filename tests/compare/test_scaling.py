@@ -36,9 +36,7 @@ def test_gunthers_law_is_found_again(counts: list[int], serial: float, settling:
 
 
 @given(st.lists(st.tuples(st.integers(2, 32), st.floats(0.05, 40)), min_size=2, max_size=12), SERIAL, st.floats(0, 1))
-def test_nothing_within_the_bounds_is_nearer(
-    points: list[tuple[int, float]], serial: float, settling: float
-) -> None:
+def test_nothing_within_the_bounds_is_nearer(points: list[tuple[int, float]], serial: float, settling: float) -> None:
     a, g = amdahl(points), gunther(points)
     if scaling.reason_not_to_fit(points):
         assert a is None and g is None
@@ -47,9 +45,7 @@ def test_nothing_within_the_bounds_is_nearer(
     assert 0 <= a.serial <= 1 and 0 <= g.serial <= 1 and g.settling >= 0
     nearby = [(s, k) for s in (0.95, 1, 1.05) for k in (0.95, 1, 1.05)]
     assert all(off(a, points) <= off(law(min(1, a.serial * s)), points) * (1 + 1e-6) for s, _ in nearby)
-    assert all(
-        off(g, points) <= off(law(min(1, g.serial * s), g.settling * k), points) * (1 + 1e-6) for s, k in nearby
-    )
+    assert all(off(g, points) <= off(law(min(1, g.serial * s), g.settling * k), points) * (1 + 1e-6) for s, k in nearby)
 
 
 def test_two_worker_counts_besides_one_are_needed() -> None:

@@ -7,18 +7,24 @@ import math
 _SI = ["", "k", "M", "G", "T", "P"]
 
 
-def plain(value: float, digits: int = 3) -> str:
-    """``12.3``, ``1,230``, ``0.00123``: so many digits that count, never an exponent for what people can read."""
+def plain(value: float, digits: int = 3, zeros: bool = False) -> str:
+    """``12.3``, ``1,230``, ``0.00123``: so many digits that count, never an exponent for what people can read.
+
+    Args:
+        value: Any number.
+        digits: How many.
+        zeros: Keep those at the end: 12.0 beside 12.3.
+    """
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     if value == 0:
         return "0"
-    size = math.floor(math.log10(abs(value)))
+    rounded = float(f"{value:.{digits - 1}e}")
+    size = math.floor(math.log10(abs(rounded)))
     if size < -4 or size > 11:
         return f"{value:.{digits - 1}e}".replace("-", "−")
-    rounded = round(value, digits - 1 - size)
     text = f"{rounded:,.{max(0, digits - 1 - size)}f}"
-    return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−")
+    return (text.rstrip("0").rstrip(".") if "." in text and not zeros else text).replace("-", "−")
 
 
 def metric(value: float) -> str:
@@ -29,9 +35,9 @@ def metric(value: float) -> str:
 def seconds(value: float) -> str:
     """``85 ms``, ``12.3 s``, ``6 min 5 s``, ``2 h 5 min``."""
     if value < 0.9995:
-        return f"{plain(1000 * value)} ms"
+        return f"{plain(1000 * value, zeros=True)} ms"
     if value < 179.5:
-        return f"{plain(value)} s"
+        return f"{plain(value, zeros=True)} s"
     if value < 2 * 3600 - 30:
         return f"{round(value) // 60} min {round(value) % 60} s"
     minutes = round(value / 60)

@@ -115,9 +115,7 @@ def _fit(name: str, points: Sequence[tuple[int, float]], with_settling: bool) ->
         serial, settling = _bounded(rows)
         step, now = 1.0, error(best)
         for _ in range(_HALVINGS):
-            closer = law(
-                best.serial + step * (serial - best.serial), best.settling + step * (settling - best.settling)
-            )
+            closer = law(best.serial + step * (serial - best.serial), best.settling + step * (settling - best.settling))
             if error(closer) < now:
                 break
             step /= 2
