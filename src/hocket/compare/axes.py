@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hocket.compare import amounts
+from hocket.compare.canvas import LETTER, WIDTH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+_HANDLE = 62  # pixels beside the words of a legend's column
 _FAR = 100  # the largest and the smallest value so far apart need a logarithmic axis
 
 
@@ -54,15 +56,19 @@ def legend(figure: Figure, axes: Axes) -> None:
     """Below everything, where it covers no data, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(_columns(labels), len(labels)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=_columns(labels))
 
 
 def legend_height(labels: Iterable[str]) -> float:
     """The pixels that ``legend`` needs."""
     found = list(labels)
-    return 10 + 18 * math.ceil(len(found) / _columns(found))
+    return 10 + 19 * math.ceil(len(found) / _columns(found))
 
 
-def _columns(labels: Iterable[str]) -> int:
-    longest = max((len(label) for label in labels), default=0)
-    return 3 if longest <= 13 else 2 if longest <= 24 else 1
+def _columns(labels: Sequence[str]) -> int:
+    for columns in (3, 2):
+        rows = math.ceil(len(labels) / columns)
+        longest = [max(map(len, labels[first : first + rows])) for first in range(0, len(labels), rows)]
+        if sum(LETTER * most + _HANDLE for most in longest) <= WIDTH:
+            return len(longest)
+    return 1

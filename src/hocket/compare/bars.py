@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hocket.compare import axes
-from hocket.compare.canvas import WIDTH, Colours
+from hocket.compare.canvas import LETTER, WIDTH, Colours
 from hocket.compare.results import Entry, Spread
 from hocket.compare.style import Looks, short
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ROW, _AROUND = 36, 64  # pixels for each, and for axis and title
-_LETTER = 6.6  # pixels, of the font that all pictures use
+_ROW, _AROUND = 38, 66  # pixels for each, and for axis and title
 _BAR, _NAME = 0.36, -0.26  # how thick a bar is, and how far above its middle its name ends, in rows
 
 
@@ -99,7 +98,7 @@ def _panel(plot: Axes, colours: Colours, looks: Looks, entries: Sequence[Entry],
                 )
         at = left if spread is None else max(left, spread.highest / panel.unit)
         plot.annotate(text, (at, row), xytext=(4, 0), textcoords="offset points", va="center")
-        room = max(0.25, 1 - (_LETTER * len(text) + 10) / width)  # the part of the axis that is left for the bar
+        room = max(0.25, 1 - (LETTER * len(text) + 10) / width)  # the part of the axis that is left for the bar
         end = max(end, left * (at / left) ** (1 / room) if far else at / room)
     plot.set_xlim(left, end if end > left else left + 1)
     frame(plot, len(entries))

@@ -26,11 +26,12 @@ Curve = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """One strategy's: its name and look, and a curve for each repeat."""
+    """One strategy's: its name and look, a curve for each repeat, and where it reached the target, if it did."""
 
     label: str
     look: Look
     curves: list[list[Point]]
+    reached: Point | None
 
 
 def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
@@ -39,7 +40,7 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
     found: list[Picture] = []
     for number, metric in enumerate(comparison.metrics):
         lines = [
-            Line(label, looks.of(entry), curves)
+            Line(label, looks.of(entry), curves, _reached(entry) if comparison.target and number == 0 else None)
             for entry, label in zip(shown, names(shown), strict=True)
             if (curves := _finite(entry, metric))
         ]
@@ -88,6 +89,15 @@ def _at(curve: Curve, x: float) -> float:
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
+def _reached(entry: Entry) -> Point | None:
+    """The medians of time and of samples."""
+    points = [run.reached for run in entry.reached if run.reached]
+    if not points:
+        return None
+    samples = round(statistics.median(point.samples for point in points))
+    return Point(statistics.median(point.seconds for point in points), samples, points[0].value)
+
+
 def _finite(entry: Entry, metric: str) -> list[list[Point]]:
     curves = [[p for p in run.curves.get(metric, []) if math.isfinite(p.value)] for run in entry.good]
     return [curve for curve in curves if curve]
@@ -101,11 +111,13 @@ def _picture(name: str, metric: str, on: str, against: str, lines: Sequence[Line
     )
     if any(len(line.curves) > 1 for line in lines):
         caption += " Lines are medians of the repeats, bands their spread."
+    if target is not None and any(line.reached for line in lines):
+        caption += " Large markers: where the target is reached."
     return Picture(
         f"{name}-{against}",
         f"{metric} against {against}{on}",
         caption,
-        250 + axes.legend_height(line.label for line in lines),
+        270 + axes.legend_height(line.label for line in lines),
         lambda figure, colours: _draw(figure, colours, metric, against, lines, target),
     )
 
@@ -121,6 +133,11 @@ def _draw(
         _line(plot, colours, line, number / len(lines), against, scale).set_gid(f"curve-{number}")
     if target is not None:
         _target(plot, colours, target)
+        for line in lines:
+            if line.reached is not None:
+                at = _x(line.reached, against) / scale
+                face, edge = colours[line.look.tone], colours["paper"]
+                plot.plot(at, target.value, line.look.marker, color=face, ms=9, mec=edge, mew=1, zorder=4)
     far = axes.far_apart(values)
     if far:
         plot.set_yscale("log")

@@ -82,16 +82,16 @@ def _summary(comparison: Comparison) -> list[str]:
     cells = []
     for entry, row in zip(comparison.entries, table.rows, strict=True):
         mark = f'<span class="mark" style="background: var(--{looks.of(entry).tone})"></span>'
-        others = "".join(f"<td>{escape(text)}</td>" for text in row[1:])
+        others = "".join(f"<td>{_lines(text)}</td>" for text in row[1:])
         kind = ' class="best"' if entry is best else ""
-        cells.append(f'<tr{kind}><th scope="row">{mark}{escape(row[0])}</th>{others}</tr>')
+        cells.append(f'<tr{kind}><th scope="row">{mark}{_breakable(row[0])}</th>{others}</tr>')
     heads = "".join(
         f'<th scope="col"{"" if column.number else " class=text"} title="{escape(column.about)}">'
         f"{escape(column.title)}</th>"
         for column in table.columns
     )
     repeats = f"Medians of {comparison.repeats} repeats." if comparison.repeats > 1 else "One run of each."
-    said = f"{repeats} Shares are of the training time of all workers; – is not known."
+    said = f"{repeats} Time to target = one pass × passes over the data; efficiency is speed-up for each worker."
     return [
         "<h2>Summary</h2>",
         '<div class="scroll summary" tabindex="0" role="region" aria-label="Summary">',
@@ -100,6 +100,17 @@ def _summary(comparison: Comparison) -> list[str]:
         "</tbody></table></div>",
         f'<p class="soft">{said}</p>',
     ]
+
+
+def _lines(text: str) -> str:
+    """The second one is small."""
+    first, _, second = text.partition("\n")
+    return escape(first) + (f"<br><small>{escape(second)}</small>" if second else "")
+
+
+def _breakable(name: str) -> str:
+    """A strategy may go on in the next line after its brackets and commas."""
+    return escape(name).replace("(", "(<wbr>").replace(",", ",<wbr>")
 
 
 def _failures(comparison: Comparison) -> list[str]:

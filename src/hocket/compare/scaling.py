@@ -62,7 +62,7 @@ class Law:
                 return f"{part}, and workers hinder each other so much that one alone is fastest"
             if self.peak <= _FAR * self.tried:
                 return f"{part}: fastest with about {most} workers ({best} times as fast), slower with more"
-            return f"{part}: no peak near the {self.tried} workers that were tried (it would be at {most})"
+            return f"{part}, and the fastest is far beyond the {self.tried} workers tried (at {most})"
         if self.serial < _NONE:
             return f"no serial part is seen up to {self.tried} workers"
         if self.serial == 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hocket.compare import amounts
 from hocket.compare.results import Comparison, Entry, Spread
+from hocket.compare.style import PARTS
 
 NOTHING = "–"
 
@@ -23,7 +24,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, and for each entry of the comparison a row with a text for each of them."""
+    """Columns, and for each entry of the comparison a row with a text for each of them, in one line or two."""
 
     columns: list[Column]
     rows: list[list[str]]
@@ -58,33 +59,26 @@ def _columns(comparison: Comparison) -> list[tuple[Column, Callable[[Entry], str
         if entry.time_to_target is None:
             return "not reached" if entry.good else NOTHING
         part = f" ({len(entry.reached)} of {len(entry.results)})" if len(entry.reached) < len(entry.results) else ""
-        return amounts.seconds(entry.time_to_target.median) + part
+        return amounts.seconds(entry.time_to_target.median) + part + _spread(entry.time_to_target)
 
     def efficiency(entry: Entry) -> str:
         value = speed_up(comparison, entry)
         return NOTHING if value is None else amounts.share(value / entry.workers)
-
-    def part(name: str) -> Callable[[Entry], str]:
-        return lambda entry: amounts.share(entry.shares[name]) if name in entry.shares else NOTHING
 
     def times(value: float | None) -> str:
         return NOTHING if value is None else amounts.times(value)
 
     found: list[tuple[Column, Callable[[Entry], str]]] = [
         (Column("strategy", "what is exchanged, and when", False), _name),
-        (Column("workers", "processes that run the script"), lambda e: str(e.workers)),
-        (Column("servers", "processes beside them"), lambda e: str(e.servers) if e.servers else NOTHING),
-        (Column("time to target", "the median of the repeats"), time),
-        (Column("spread", "the fastest and the slowest repeat"), lambda e: _spread(e.time_to_target)),
+        (Column("workers", "processes that run the script, below it those beside them"), _processes),
+        (Column("time to target", "the median, below it the fastest and the slowest repeat"), time),
         (Column("= one pass", "seconds for one pass over the data"), lambda e: _maybe(e.seconds_per_pass, "s")),
         (Column("× passes", "over the data, until the target"), lambda e: _maybe(e.passes, "")),
         (Column("times as fast", "as one worker, to the target"), lambda e: times(faster(comparison, e))),
         (Column("samples/s", "of all workers"), lambda e: amounts.plain(e.speed.median) if e.speed else NOTHING),
         (Column("speed-up", "samples a second over one worker's"), lambda e: times(speed_up(comparison, e))),
         (Column("efficiency", "speed-up for each worker"), efficiency),
-        (Column("compute", "share of the training time"), part("compute")),
-        (Column("communication", "share of the training time, in exchanges"), part("communication")),
-        (Column("waiting", "share of the training time, asleep for others"), part("waiting")),
+        (Column("compute · communication · waiting", "shares of the training time of all workers"), _shares),
         (Column("sent", "bytes that all workers handed to exchanges"), _sent),
         (Column("staleness", "mean (and most) updates between pull and push"), _staleness),
     ]
@@ -97,16 +91,28 @@ def _name(entry: Entry) -> str:
     return "one worker" if entry.workers == 1 else entry.strategy
 
 
+def _processes(entry: Entry) -> str:
+    servers = f"\n+ {entry.servers} server{'s' if entry.servers > 1 else ''}" if entry.servers else ""
+    return f"{entry.workers}{servers}"
+
+
 def _maybe(value: float | None, unit: str) -> str:
     return NOTHING if value is None else amounts.seconds(value) if unit == "s" else amounts.plain(value, zeros=True)
 
 
-def _spread(spread: Spread | None) -> str:
-    if spread is None or spread.lowest == spread.highest:
-        return NOTHING
+def _spread(spread: Spread) -> str:
+    """On a line of its own, if there is any."""
+    if spread.lowest == spread.highest:
+        return ""
     low, high = amounts.seconds(spread.lowest), amounts.seconds(spread.highest)
     same = low.rpartition(" ")[2] == high.rpartition(" ")[2] and low.count(" ") == high.count(" ") == 1
-    return f"{low.rpartition(' ')[0] if same else low}–{high}"
+    return "" if low == high else f"\n{low.rpartition(' ')[0] if same else low}–{high}"
+
+
+def _shares(entry: Entry) -> str:
+    if not entry.shares:
+        return NOTHING
+    return " · ".join(f"{100 * entry.shares.get(part, 0.0):.0f}" for part in PARTS) + " %"
 
 
 def _sent(entry: Entry) -> str:

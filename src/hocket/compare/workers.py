@@ -67,7 +67,6 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
                 " first. The laws are fitted to all repeats.",
                 60 + 150 * rows if len(known) > 1 else 290,
                 lambda figure, colours: _speed_up(figure, colours, known, looks),
-                tuple(_says(one) for one in known),
             )
         )
         found.append(
@@ -77,6 +76,7 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
                 "Speed-up for each worker: 100 % means that nothing is lost by working together.",
                 250 + axes.legend_height(["ideal", *(short(one.strategy, 40) for one in known)]),
                 lambda figure, colours: _efficiency(figure, colours, known, looks),
+                _says(known),
             )
         )
     timed = [entry for entry in comparison.entries if entry.time_to_target]
@@ -95,15 +95,18 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
     return found
 
 
-def _says(one: Scaling) -> str:
-    if one.amdahl is None or one.gunther is None:
-        return f"{one.strategy}: {scaling.reason_not_to_fit((count, 1.0) for count in one.counts)}"
-    parts = [f"{one.strategy}: by Amdahl's law {one.amdahl.says()}"]
-    if one.gunther.settling > 0:
-        parts.append(f"by Gunther's {one.gunther.says()}")
-    if len(one.counts) == 2:
-        parts.append("two worker counts are few to tell a law by")
-    return "; ".join(parts)
+def _says(known: Sequence[Scaling]) -> tuple[str, ...]:
+    """What the laws say of each strategy, and how far to trust them."""
+    found = []
+    for one in known:
+        if one.amdahl is None or one.gunther is None:
+            found.append(f"{one.strategy}: {scaling.reason_not_to_fit((count, 1.0) for count in one.counts)}")
+            continue
+        gunther = f"; by Gunther's, {one.gunther.says()}" if one.gunther.settling > 0 else ""
+        found.append(f"{one.strategy}: by Amdahl's law, {one.amdahl.says()}{gunther}")
+    if any(len(one.counts) == 2 for one in known):
+        found.append("Two worker counts are few to tell a law by: a third would show whether it holds")
+    return tuple(found)
 
 
 def _speed_up(figure: Figure, colours: Colours, known: Sequence[Scaling], looks: Looks) -> None:
@@ -132,10 +135,12 @@ def _speed_up(figure: Figure, colours: Colours, known: Sequence[Scaling], looks:
         plot.set_ylim(0, max(highest * 1.1, min(most, highest * 1.4)))
         axes.numbers(plot.yaxis, ticks=4)
         plot.xaxis.set_tick_params(labelbottom=number + columns >= len(known))
+        if number // columns == rows - 1:
+            plot.set_xlabel("workers")
+        if number % columns == 0:
+            plot.set_ylabel("speed-up (×)")
     for number in range(len(known), rows * columns):
         plots[number // columns][number % columns].set_visible(False)
-    figure.supxlabel("workers", fontsize="medium")
-    figure.supylabel("speed-up (×)", fontsize="medium")
     axes.legend(figure, plots[0][0])
 
 
