@@ -64,6 +64,7 @@ class Result:
         curves: What the script has reported, by name, in order.
         reached: Where the target was reached, if there is one and it was.
         gradients: What was measured of gradients by the way: ``noise scale``, ``diversity``, ``says`` …
+        told: What its workers told: ``optimizer``, ``device``, ``threads``, ``parameters``, ``communication`` …
     """
 
     strategy: str
@@ -82,6 +83,7 @@ class Result:
     curves: dict[str, list[Point]] = field(default_factory=dict)
     reached: Point | None = None
     gradients: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
 
     @property
     def passes(self) -> float | None:

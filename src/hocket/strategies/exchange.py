@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hocket import spans
 from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
@@ -140,7 +141,9 @@ class GradientExchange:
             self._nbytes = self._find_nbytes()
         payload, begin = self.collector.payload(), time.perf_counter()
         payloads = self._averager.average(self._number + number_rates(self._optimizer), payload, self.describe)
-        self.seconds += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.seconds += end - begin
+        spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
         self.collector.use(self._averager.slots)
         self.steps += 1
         self.sent += self._nbytes
