@@ -15,6 +15,7 @@ import typer
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
 from hocket.launch import bench_cli, hosts, machine, on_hosts, recording, rig_cli, runs_cli, supervisor
+from hocket.launch.doctor import command as doctor
 from hocket.launch.environment import Job
 from hocket.launch.party import Wishes
 from hocket.observe.recorder import Recorder
@@ -131,6 +132,9 @@ def run(
         wishes = _wishes(named, workers, settings, export or [], dealt)
         sys.exit(on_hosts.run(job, wishes, log_dir, record))
     sys.exit(supervisor.run(job, log_dir, record(job, None), report))
+
+
+app.command()(doctor.doctor)
 
 
 @app.command()
