@@ -60,7 +60,7 @@ def doctor(
     with Signals() as signals:
         found = visit.look(wishes, signals, alone=not named)
         if not quick:
-            found.findings.append(reduction.run(wishes, found.fit, signals, alone=not named))
+            found.findings.append(reduction.run(wishes, found.fit, found.slowest, signals, alone=not named))
         visit.stop_if_asked(signals)
     if as_json:
         print(json.dumps(show.data(found.findings, found.ways), indent=1))

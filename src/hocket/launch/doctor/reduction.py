@@ -19,13 +19,22 @@ from hocket.launch.party import Wishes
 from hocket.launch.signals import Signals
 
 _SECONDS = 60.0  # for the whole job; most of it is the import of torch
+_SLOW = 5e6  # bytes per second below which 4 MiB take too long to be tried
 _MARK = "hocket-trial"
 _KEPT = {"transport"}  # settings of the user's that the trial has too
 _NAME = "all-reduce"
 
 
-def run(wishes: Wishes, fit: Sequence[Host], signals: Signals, *, alone: bool) -> Finding:
-    """Run it to its end, and say what came of it; nothing is left of it afterwards."""
+def run(wishes: Wishes, fit: Sequence[Host], rate: float, signals: Signals, *, alone: bool) -> Finding:
+    """Run it to its end, and say what came of it; nothing is left of it afterwards.
+
+    Args:
+        wishes: The hosts.
+        fit: Those of them that can take part.
+        rate: Bytes per second of the slowest link.
+        signals: Collects those that ask for the end.
+        alone: Whether it is this machine alone.
+    """
     if len(fit) < len(wishes.hosts):
         what = "here" if alone else f"for {len(wishes.hosts) - len(fit)} of the hosts cannot take part"
         return note(_NAME, f"not tried {what}", "put right what is wrong above, then try again")
@@ -33,7 +42,7 @@ def run(wishes: Wishes, fit: Sequence[Host], signals: Signals, *, alone: bool) -
     if alone and free is not None and free < 2:
         return note(_NAME, "not tried, for there is no memory for two workers", "end other programs, then try again")
     begun = time.monotonic()
-    status, out, said = _finish(_start(_command(wishes, alone)), signals)
+    status, out, said = _finish(_start(_command(wishes, alone, rate)), signals)
     workers = "2 workers here" if alone else f"a worker on each of {len(fit)} hosts"
     if status is None:
         seen = f"{workers} did not finish within {_SECONDS:.0f} s{_last(said)}"
@@ -43,21 +52,27 @@ def run(wishes: Wishes, fit: Sequence[Host], signals: Signals, *, alone: bool) -
         return wrong(_NAME, f"{workers} failed with status {status}{_last(said)}",
                      "put right what is wrong above; else see what hocket run of a script of yours says")  # fmt: skip
     seconds: dict[str, float] = json.loads(line.partition(_MARK)[2])["seconds"]
-    times = ", ".join(f"{size} in {value * 1e3:.2f} ms" for size, value in seconds.items())
+    times = ", ".join(f"{_size(int(size))} in {value * 1e3:.2f} ms" for size, value in seconds.items())
     return ok(_NAME, f"right on {workers}: {times} ({time.monotonic() - begun:.1f} s with their start)")
 
 
-def _command(wishes: Wishes, alone: bool) -> list[str]:
+def _command(wishes: Wishes, alone: bool, rate: float) -> list[str]:
     flags = ["-n", "2"]
     if not alone:
         flags = ["-H", ",".join(_slot(host) for host in wishes.hosts), "--ssh", wishes.ssh]
         flags += ["--python", wishes.python] if wishes.python else []
         flags += ["--interface", wishes.interface] if wishes.interface else []
-    return [sys.executable, "-P", "-m", "hocket.launch.cli", "run", "--no-record", *flags, "-m", "hocket.bench.trial"]
+    most = 1 << (22 if rate > _SLOW else 16)
+    job = ["-m", "hocket.bench.trial", str(1 << 12), str(most)]
+    return [sys.executable, "-P", "-m", "hocket.launch.cli", "run", "--no-record", *flags, *job]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
 def _slot(host: Host) -> str:
-    return f"[{host.name}]:1" if host.name.count(":") > 1 and "@" not in host.name else f"{host.name}:1"
+    return f"[{host.name}]:1" if ":" in host.name and "@" not in host.name else f"{host.name}:1"
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:

@@ -22,6 +22,7 @@ def text(findings: Sequence[Finding], ways: Sequence[Way], encoding: str | None)
     except (UnicodeError, LookupError):
         marks, table = _WORDS, _PLAIN
     wide = max(map(len, marks.values()))
+    findings = merged(findings)
     hosts = max((len(found.host) for found in findings), default=0)
     names = max((len(found.name) for found in findings), default=0)
     lines = []
@@ -34,6 +35,23 @@ def text(findings: Sequence[Finding], ways: Sequence[Way], encoding: str | None)
     lines += ["", *measured] if measured else []
     lines += ["", closing(findings)]
     return "\n".join(lines).translate(table)
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """What is the same on several hosts as one finding, with the names of all; host by host, then what is between."""
+    known = list(dict.fromkeys(found.host for found in findings if found.host))
+    same: dict[Finding, list[str]] = {}
+    for found in findings:
+        same.setdefault(found.at(""), []).append(found.host)
+    placed: list[tuple[int, Finding]] = []
+    for found, hosts in same.items():
+        if hosts == [""]:
+            placed.append((len(known) + 1, found))
+        elif len(hosts) == len(known) > 1:
+            placed.append((0, found.at(f"all {len(known)}")))
+        else:
+            placed.append((1 + known.index(hosts[0]), found.at(",".join(hosts))))
+    return [found for _, found in sorted(placed, key=lambda entry: entry[0])]
 
 
 def closing(findings: Sequence[Finding]) -> str:

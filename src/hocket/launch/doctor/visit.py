@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import signal
 import sys
@@ -43,6 +44,11 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
     ways: list[Way] = field(default_factory=list)
     fit: list[Host] = field(default_factory=list)
+
+    @property
+    def slowest(self) -> float:
+        """Bytes per second of the slowest link; infinitely many where there is none."""
+        return min((min(way.there, way.back) for way in self.ways), default=math.inf)
 
 
 def look(wishes: Wishes, signals: Signals, *, alone: bool) -> Diagnosis:
@@ -116,14 +122,15 @@ class _Visit:
             for link in links
         }
         answers = self._ask("examine", "examined", questions, _EXAMINE)
-        for link, said in answers.items():
+        for link in (link for link in links if link in answers):  # as they were named, not as they answered
+            said = answers[link]
             try:
                 for entry in finding.read(said["findings"]):
                     self._add(link, entry)
             except (ValueError, TypeError):
                 reason = f"the checks there ended with status {said.get('status')}{ssh.said(list(link.words))}"
                 self._add(link, wrong("checks", reason, "see what python -m hocket.launch.doctor.here . '' here says"))
-        return list(answers)
+        return [link for link in links if link in answers]
 
     def _compare_clock(self, link: Link) -> None:
         trips: list[Trip] = []
@@ -138,7 +145,8 @@ class _Visit:
 
     def _explore(self, links: list[Link]) -> None:
         """Who reaches whom, and how well."""
-        nodes = {link: node for link, (node, _) in preflight.explore(self._ask, links, self._wishes.interface).items()}
+        explored = preflight.explore(self._ask, links, self._wishes.interface)
+        nodes = {link: explored[link][0] for link in links if link in explored}
         same = len({link.hello["network"] for link in links}) == 1
         before = len(self._found.findings)
         targets: list[tuple[Link, Link, str]] = []
