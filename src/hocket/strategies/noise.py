@@ -23,7 +23,7 @@ _SHARE = 0.004  # of the time of training that looks may take
 _FIRST, _LOOKS = 2, 3  # the step with the first look, and how many there are before their cost decides
 _MOST_STEPS = 1 << 12  # between two looks
 _LEAST_ON_GPU = 16  # steps between two looks where their cost cannot be seen by the clock
-_CHUNK = 1 << 18  # elements whose squares are added up in their own precision
+_CHUNK = 1 << 16  # elements whose squares are added up in their own precision
 _LENGTH, _MOST_BLOCKS = 4, 32  # steps of a block at first, and how many there are
 
 Square = float | torch.Tensor
