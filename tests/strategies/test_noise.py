@@ -28,6 +28,7 @@ WIDTH, STEPS = 40, 9
 def every_step() -> Any:
     """Within, there is a look in every step but the first."""
     original = Gauge._plan
+    noise._FIRST = 2
 
     def plan(self: Gauge, step: int, begin: float) -> None:
         original(self, step, begin)
@@ -38,6 +39,7 @@ def every_step() -> Any:
         yield
     finally:
         Gauge._plan = original  # type: ignore[method-assign]
+        noise._FIRST = 4
 
 
 @contextlib.contextmanager
@@ -248,26 +250,29 @@ class Still:
     weight, samples, collected = 1.0, 8, 1
 
 
-def test_looks_follow_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes 1 s and a look 50 ms: with 0.4 % there is one in 16 steps."""
-    clock = {"time": 0.0, "calls": 0}
+@pytest.mark.parametrize(("cost", "apart"), [(0.001, 1), (0.05, 16), (0.3, 128)])
+def test_looks_follow_their_cost(monkeypatch: pytest.MonkeyPatch, cost: float, apart: int) -> None:
+    """A step takes 1 s; a look takes ``cost``, and all of them 0.4 % of the time at most."""
+    clock, looks, flat = [0.0, 0.0], [], [torch.ones(4)]
 
-    def tick() -> float:
-        clock["calls"] += 1
-        clock["time"] += 0.025 if clock["calls"] % 2 == 0 else 0.0  # between the two calls around a look
-        return clock["time"]
+    def square(_: torch.Tensor) -> float:
+        clock[0] += cost / 2
+        return 1.0
 
-    monkeypatch.setattr(noise.time, "perf_counter", tick)
+    monkeypatch.setattr(noise, "_square", square)
+    monkeypatch.setattr(noise.time, "perf_counter", lambda: clock[0])
     gauge = Gauge(2, [torch.ones(4)])
-    found, flat = [], [torch.ones(4)]
-    for step in range(1, 200):
-        clock["time"] += 1.0
+    for step in range(1, 2000):
+        clock[0] += 1.0
         if gauge.is_due:
-            found.append(step)
+            looks.append(step)
         gauge.see_rest(flat)
         gauge.end_step(flat, Still())  # type: ignore[arg-type]
-    assert found[:3] == [2, 4, 8]
-    assert found[3:] == list(range(16, 200, 16))
+    assert looks[0] == 4
+    assert all(step % apart == 0 for step in looks[1:])
+    assert looks[1:] == list(range(looks[1], 2000, apart))
+    assert gauge.seconds == pytest.approx(cost * len(looks))
+    assert gauge.seconds < 0.005 * 2000
 
 
 def test_blocks_become_longer_and_keep_their_sums() -> None:

@@ -20,7 +20,8 @@ from hocket.events import Gradients
 from hocket.strategies.collector import Collector
 
 _SHARE = 0.004  # of the time of training that looks may take
-_FIRST, _LOOKS = 2, 3  # the step with the first look, and how many there are before their cost decides
+_FIRST = 4  # the step with the first look
+_SPIKE = 3  # times its usual cost that a look can be charged: what is more was done by others
 _MOST_STEPS = 1 << 12  # between two looks
 _LEAST_ON_GPU = 16  # steps between two looks where their cost cannot be seen by the clock
 _CHUNK = 1 << 16  # elements whose squares are added up in their own precision
@@ -73,23 +74,24 @@ class Gauge:
         is_due: Whether there is a look in this step.
         steps: How many there have been.
         looks: In how many of them there was one that counts.
+        seconds: What looks have taken.
         blocks: What they have seen.
         knows_samples: Whether all steps were made of batches of a loader whose samples are known.
     """
 
     def __init__(self, workers: int, parameters: Sequence[torch.Tensor]) -> None:
         self.workers, self.parameters = workers, sum(parameter.numel() for parameter in parameters)
-        self.steps = self.looks = 0
+        self.steps, self.looks, self.seconds = 0, 0, 0.0
         self.knows_samples = True
         self.blocks = Blocks()
         self._least = _LEAST_ON_GPU if any(parameter.is_cuda for parameter in parameters) else 1
         self._next = _FIRST if workers > 1 else 0  # the step with the next look; 0 never comes
         self.is_due = False
         self._seen: dict[int, Square] = {}  # |g|² of this step, by bucket
-        self._cost, self._tries = 0.0, 0
+        self._cost, self._charged = 0.0, 0.0
         self._costs: deque[float] = deque(maxlen=5)
         self._paces: deque[float] = deque(maxlen=8)
-        self._last: tuple[int, float] | None = None  # step and time of the last look
+        self._last = (0, 0.0)  # step and time of the last look, or of the first step
         self._under_way: deque[_Pending] = deque()
 
     def see(self, bucket: int, slot: torch.Tensor) -> None:
@@ -124,6 +126,10 @@ class Gauge:
             begin = time.perf_counter()
             self._end_look(_total(map(_square, parts)), self.workers * _total(map(_square, results)), it, begin)
         self._count()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._next, self.is_due = 0, False
 
     def settle(self) -> None:
         """Count what has arrived from a GPU; waits for nothing."""
@@ -160,21 +166,22 @@ class Gauge:
         """Find the next step with a look: a multiple of a power of two, so that ranks mostly meet."""
         now = time.perf_counter()
         self._costs.append(self._cost + now - begin)
+        self.seconds += self._costs[-1]
         self._cost = 0.0
-        if self._last is not None:
-            self._paces.append((now - self._last[1]) / (step - self._last[0]))
+        self._paces.append((now - self._last[1]) / (step - self._last[0]))
         self._last = (step, now)
-        self._tries += 1
-        if self._tries < _LOOKS:
-            self._next = 2 * step
-            return
-        apart, needed = self._least, median(self._costs) / (_SHARE * min(self._paces))
-        while apart < min(needed, _MOST_STEPS):
+        cost, budget = median(self._costs), _SHARE * min(self._paces)  # of a look, and for looks in one step
+        self._charged += min(self._costs[-1], _SPIKE * cost)
+        apart = self._least
+        while apart < min(cost / budget, _MOST_STEPS):
             apart *= 2
-        self._next = (step // apart + 1) * apart
+        paid = min((self._charged + cost) / budget, step + _MOST_STEPS)  # the step at which another one is
+        self._next = apart * max(step // apart + 1, math.ceil(paid / apart))
 
     def _count(self) -> None:
         self.steps += 1
+        if self.steps == 1:
+            self._last = (1, time.perf_counter())
         self.is_due = self.steps + 1 == self._next
 
 
