@@ -81,6 +81,7 @@ SETTINGS = {
             "host.",
         ),
         Setting("verbose", "off", ("off", "on"), "Say more: which parameters are on which server, for example."),
+        Setting("timeline", "", (), "A .json file for the timeline of the run, for Perfetto, Chrome, hocket trace."),
         Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),
         Setting("python", "", (), "The interpreter on the other hosts, if it is not at the same path as here."),
         Setting("interface", "", (), "The network interface for the job, or several (eth0,ens3); else it is found."),
@@ -129,6 +130,7 @@ class Config:
     servers: int = 0
     tls: str = "auto"
     verbose: bool = False
+    timeline: bool = False
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -166,6 +168,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         servers=_counted(env, "servers"),
         tls=choice("tls", env.get("HOCKET_TLS") or "auto"),
         verbose=choice("verbose", env.get("HOCKET_VERBOSE") or "off") == "on",
+        timeline=bool(env.get("HOCKET_TIMELINE")),
     )
 
 

@@ -168,9 +168,28 @@ class Stage:
     kind = "stage"
 
 
-Record = Progress | Metrics | Traffic | Gradients | Served | Facts | Happening | Stage
+@dataclass(frozen=True)
+class Spans:
+    """What a process has done when, for a timeline (see hocket.spans).
+
+    Attributes:
+        base: Nanoseconds of the monotonic clock of its host, from which the others count.
+        names: The name, track and kind of spans that are alike.
+        rows: Four numbers for each span: which of ``names``, when it began, how long it took (nanoseconds), its number.
+        lost: How many there was no room for, since the process started.
+    """
+
+    base: int
+    names: list[list[str]]
+    rows: list[int]
+    lost: int = 0
+
+    kind = "spans"
+
+
+Record = Progress | Metrics | Traffic | Gradients | Served | Facts | Happening | Stage | Spans
 _KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Progress, Metrics, Traffic, Gradients, Served, Facts, Happening, Stage)
+    kind.kind: kind for kind in (Progress, Metrics, Traffic, Gradients, Served, Facts, Happening, Stage, Spans)
 }
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 
@@ -180,12 +199,18 @@ class Sink(Protocol):
 
     def put(self, record: Record) -> None: ...
 
+    def offer(self, record: Record) -> bool:
+        """Whether it was taken; what was not may be offered again."""
+
 
 class NoSink:
     """Forgets everything."""
 
     def put(self, record: Record) -> None:
         """Forget it."""
+
+    def offer(self, record: Record) -> bool:
+        return True
 
 
 class PipeSink:
@@ -208,11 +233,21 @@ class PipeSink:
             if now < self._next and record.step != record.steps:
                 return
             self._next = now + 0.1
-            if self._kept:
-                self._write(b"")
-                if self._kept:
-                    return
+            if not self._has_room():
+                return
         self._write(encode(record))
+
+    def offer(self, record: Record) -> bool:
+        """Take it unless something waits for room already."""
+        if not self._has_room():
+            return False
+        self._write(encode(record))
+        return True
+
+    def _has_room(self) -> bool:
+        if self._kept:
+            self._write(b"")
+        return not self._kept
 
     def _write(self, data: bytes) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket import config as configuration
+from hocket import spans
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
@@ -278,8 +279,11 @@ def init() -> None:
         config = Config()  # a data-loader process that runs the script again is no worker
     _have_stacks_printed()
     sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
+    if config.timeline and config.launched:
+        _keep_spans(config, sink)
     sink.put(Stage("joining"))
-    communicator = rendezvous.join(config)
+    with spans.span(spans.WAIT, "join the other workers"):
+        communicator = rendezvous.join(config)
     if not config.local_size:
         local = communicator.topology
         config = dataclasses.replace(config, local_rank=local.local_rank, local_size=len(local.local))
@@ -289,6 +293,15 @@ def init() -> None:
         devices.take(config.local_rank)
     if config.size > 1 or config.servers:
         _say_goodbye(_current)
+
+
+def _keep_spans(config: Config, sink: Sink) -> None:
+    if config.events is None:
+        if config.rank == 0:
+            print("hocket: HOCKET_TIMELINE is ignored: only hocket run makes timelines", file=sys.stderr)
+        return
+    spans.start(sink)
+    atexit.register(spans.stop)
 
 
 def current() -> Runtime:
@@ -342,6 +355,7 @@ def _say_goodbye(runtime: Runtime) -> None:
         previous(kind, error, trace)
         if os.getpid() != process:  # a child that the script has forked is no worker
             return
+        spans.flush()
         # Threads of the script may keep the process alive for long; nobody should wait for them.
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:

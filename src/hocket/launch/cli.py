@@ -14,10 +14,11 @@ import typer
 
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
-from hocket.launch import bench_cli, hosts, machine, on_hosts, recording, rig_cli, runs_cli, supervisor
+from hocket.launch import bench_cli, hosts, machine, on_hosts, recording, rig_cli, runs_cli, supervisor, trace_cli
 from hocket.launch.environment import Job
 from hocket.launch.party import Wishes
 from hocket.observe.recorder import Recorder
+from hocket.observe.timeline import Timeline
 from hocket.strategies import choices
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(bench_cli.app, name="bench")
 app.add_typer(runs_cli.app, name="runs")
 app.add_typer(rig_cli.app, name="rig")
+app.command()(trace_cli.trace)
 
 
 def _flag(name: str) -> typer.models.OptionInfo:
@@ -63,6 +65,7 @@ def run(
         typer.Option("--server-hosts", help="Hosts for the servers: node3,node4:2. [default: the workers' hosts]"),
     ] = None,
     tls: Annotated[str | None, _flag("tls")] = None,
+    timeline: Annotated[str | None, _flag("timeline")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help=f"{config.SETTINGS['verbose'].help} Also HOCKET_VERBOSE=on.")
     ] = False,
@@ -110,6 +113,7 @@ def run(
         "check-replicas": check_replicas,
         "servers": servers,
         "tls": tls,
+        "timeline": timeline,
         "verbose": "on" if verbose else None,
         "ssh": ssh,
         "python": python,
@@ -123,14 +127,16 @@ def run(
     if log_dir is not None:
         _check_folder("log-dir", log_dir)
 
+    drawn = Timeline(Path(settings["timeline"])) if settings.get("timeline") else None
+
     def record(sized: Job, facts: Mapping[str, Any] | None) -> Recorder | None:
         return None if no_record else recording.start(sized, settings, tensorboard=tensorboard, hosts=facts)
 
     if named:
         dealt = _server_hosts(server_hosts, job.servers) if server_hosts is not None else {}
         wishes = _wishes(named, workers, settings, export or [], dealt)
-        sys.exit(on_hosts.run(job, wishes, log_dir, record))
-    sys.exit(supervisor.run(job, log_dir, record(job, None), report))
+        sys.exit(on_hosts.run(job, wishes, log_dir, record, drawn))
+    sys.exit(supervisor.run(job, log_dir, record(job, None), report, timeline=drawn))
 
 
 @app.command()

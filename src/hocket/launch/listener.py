@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Gradients, Happening, Metrics, Progress, Record, Served, Traffic
+from hocket.events import Facts, Gradients, Happening, Metrics, Progress, Record, Served, Spans, Traffic
 from hocket.launch.crew import Member
 from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
@@ -17,6 +17,7 @@ from hocket.observe.gradients import GradientSummary
 from hocket.observe.progress import Pace
 from hocket.observe.recorder import Recorder
 from hocket.observe.served import ServedSummary
+from hocket.observe.timeline import Timeline
 from hocket.observe.traffic import TrafficSummary
 
 
@@ -25,11 +26,12 @@ class Listener:
 
     Attributes:
         screen: Where progress is shown, once there is one.
+        timeline: Where spans are written down, if somebody wants to see them.
     """
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: Recorder | None, timeline: Timeline | None = None) -> None:
         self.screen: Screen | None = None
-        self._recorder = recorder
+        self._recorder, self.timeline = recorder, timeline
         self._pace = Pace()
         self._traffic, self._served, self._gossip = TrafficSummary(), ServedSummary(), GossipSummary()
         self._gradients = GradientSummary()
@@ -53,6 +55,8 @@ class Listener:
             self._served.take(record)
         elif isinstance(record, Facts | Metrics):
             self._gossip.take(record)
+        if self.timeline is not None and isinstance(record, Spans | Happening):
+            self._draw(self.timeline, member, record)
         if isinstance(record, Happening) and member.is_server:
             record = replace(record, details={"server": member.number, **record.details})
         if self._recorder is not None:
@@ -61,6 +65,8 @@ class Listener:
     def note(self, name: str, details: dict[str, Any], line: str) -> None:
         """Something that the launcher itself has seen: said on the screen, and written down."""
         self._say(line)
+        if self.timeline is not None:
+            self.timeline.mark(name)
         if self._recorder is not None:
             self._recorder.take(None, Happening(name, details))
 
@@ -89,11 +95,14 @@ class Listener:
 
     def summary(self) -> list[str]:
         """What is said of a run that ended well."""
+        drawn = [] if self.timeline is None else [self._say_where(self.timeline)]
         said = (self._traffic, self._served, self._gossip, self._gradients)
-        return [line for summary in said for line in summary.lines()]
+        return drawn + [line for summary in said for line in summary.lines()]
 
     def finish(self, outcome: Outcome) -> None:
         """Write down how the job ended; only the first call counts."""
+        if self.timeline is not None:
+            self.timeline.finish()
         if self._recorder is None or self._has_finished:
             return
         self._has_finished = True
@@ -105,6 +114,19 @@ class Listener:
             self._recorder.finish(outcome.status, outcome.reason, outcome.lines if outcome.status else [])
         except RecordError as error:
             self._say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
+
+    def _draw(self, timeline: Timeline, member: Member, record: Spans | Happening) -> None:
+        try:
+            write = timeline.take if isinstance(record, Spans) else timeline.note
+            write(member.role, member.number, member.host, record)  # type: ignore[arg-type]
+        except RecordError as error:
+            self._say(f"hocket: the timeline stops here: {error} ({timeline.path})")
+
+    @staticmethod
+    def _say_where(timeline: Timeline) -> str:
+        lost = f" ({timeline.lost:,} spans were lost, for want of room)" if timeline.lost else ""
+        path = timeline.path
+        return f"hocket: the timeline is {path}{lost}: open it at ui.perfetto.dev, or hocket trace {path}"
 
     def _say(self, line: str) -> None:
         if self.screen is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket import spans
 from hocket.comm.algorithms import average_into
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
@@ -228,8 +229,10 @@ class CentralFused(CentralTraining):
         self.collector.missing = bytes(missing)
 
     def _fetch(self, ranges: list[Range]) -> None:
+        begin = time.perf_counter()
         for bucket, start, end in ranges:
             average_into(self._averages[bucket][start:end], [slot[bucket][start:end] for slot in self._slots.slots])
+        spans.add(spans.EXCHANGE, "reduce this rank's slice of all buckets", begin, time.perf_counter())
         slices = (slot[bucket][start:end] for slot in self._slots.slots for bucket, start, end in ranges)
         averages = (self._averages[bucket][start:end] for bucket, start, end in ranges)
         self._gauge.end_sliced_step(slices, averages, self.collector)

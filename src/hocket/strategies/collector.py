@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -12,6 +13,7 @@ from types import FrameType
 import torch
 from torch import nn
 
+from hocket import spans
 from hocket.comm.communicator import Averager
 from hocket.comm.layout import Layout
 from hocket.errors import StrategyError
@@ -230,11 +232,12 @@ class Collector:
                 self.readiness.begin()
             self._slots.reset()
             _armed.pop(self._task, None)
+            _begun.pop(self._task, None)
         self._task = task
         if any(p.requires_grad for p in self._frozen_parameters):
             self.hook_new()  # before anything of this pass is sent
         if task not in _armed:
-            _armed[task] = []
+            _armed[task], _begun[task] = [], time.perf_counter()
             torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_end_all, task))
         _armed[task].append(self)
 
@@ -275,6 +278,7 @@ def read_payloads(payloads: Sequence[int]) -> tuple[dict[int, int], bool]:
 
 
 _armed: dict[int, list[Collector]] = {}  # those that wait for the end of a backward pass
+_begun: dict[int, float] = {}  # when its first gradient was seen
 _numbers = itertools.count()
 
 
@@ -289,6 +293,7 @@ def passes() -> int:
 def _end_all(task: int) -> None:
     global _passes
     _passes += 1
+    spans.add(spans.COMPUTE, "backward", _begun.pop(task), time.perf_counter())
     # Which of several models got a gradient first may differ between ranks; the order of exchanges must not.
     for collector in sorted(_armed.pop(task), key=lambda collector: collector.number):
         collector.end()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from hocket import spans
 from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
 from hocket.comm.delayed import DelayedAverager
@@ -222,7 +223,9 @@ class DelayedTraining(Strategy):
         self._averager.begin(self._number + number_rates(self._optimizer), payload, what)
         self.steps += 1
         self.sent += self._nbytes
-        self.exchanging += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.exchanging += end - begin
+        spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
         return late
 
     def _fill(self, views: list[torch.Tensor]) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hocket import spans
 from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
@@ -144,7 +145,9 @@ class GradientExchange:
         self.gauge.see_rest(self._averager.slots)
         payload, begin = self.collector.payload(), time.perf_counter()
         payloads = self._averager.average(self._number + number_rates(self._optimizer), payload, self.describe)
-        self.seconds += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.seconds += end - begin
+        spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
         self.gauge.end_step(self.results, self.collector, self._averager.scale)
         self.collector.use(self._averager.slots)
         self.steps += 1

@@ -215,6 +215,7 @@ class Loader:
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
             now.random = runtime.restore_random()  # whatever was drawn since the resumption
+        items = now.watched(items, training=training)
         given: Counts | None = None  # what is known of the batch that the loop has
         if training:
             runtime.begin_loop(self, now.plan.epoch)
@@ -222,8 +223,7 @@ class Loader:
             while True:
                 if training:
                     self._end_step(given)
-                item = next(items, None)
-                if item is None:
+                if (item := next(items, None)) is None:
                     break
                 batch, counts = item
                 everywhere = counts.everywhere or counts.here
