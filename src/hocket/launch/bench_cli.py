@@ -129,6 +129,20 @@ def memory(workers: _Workers = "2", as_json: _Json = False) -> None:
 
 
 @app.command()
+def noise(
+    workers: _Workers = "2",
+    rounds: _Rounds = 9,
+    models: Annotated[
+        str, typer.Option(help="Of cnn, mlp, narrow and transformer, those to measure.")
+    ] = "cnn,mlp,narrow",
+    as_json: _Json = False,
+) -> None:
+    """What it costs to measure gradient noise: steps with and without it."""
+    _check_models(models)
+    _run("noise", workers, as_json, [str(rounds), models])
+
+
+@app.command()
 def checkpoint(
     workers: _Workers = "2",
     rounds: _Rounds = 9,
