@@ -14,7 +14,7 @@ COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"},
 FOR_EVERYONE = {"__init__", *COMMON}
 CALLER = ROOT / "launch" / "function.py"
 BESIDE = {  # seen by launch alone, and what else they may import
-    "observe": {"rich", "tensorboard"},
+    "observe": {"rich", "tensorboard", "matplotlib"},
     "rig": set(),
     "compare": {"rich", "matplotlib"},
 }
