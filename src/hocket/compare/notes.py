@@ -10,10 +10,7 @@ def gather(found: Comparison) -> list[str]:
     good = [result for entry in found.entries for result in entry.good]
     if not good:
         return []
-    said = [*_what_is_known(found, good), *_threads(found), *_target(found)]
-    if found.repeats == 1:
-        said.append("Each ran once, so differences of a few per cent mean little: --repeat 3 shows the spread.")
-    return said
+    return [*_what_is_known(found, good), *_threads(found), *_target(found)]
 
 
 def _what_is_known(found: Comparison, good: list[Result]) -> list[str]:
