@@ -72,7 +72,7 @@ def _by_speed(comparison: Comparison) -> str:
         first = f"{called(best)} is fastest: {_speed(best.speed.median)}{faster}."
     first += _doubt(best, comparison, others, lambda entry: entry.speed, amounts.plain)
     if not comparison.metrics:
-        return f"{first} The script reports no metric (hocket.report), so nothing is known of what is learned."
+        return first  # a note says that this is all that is known
     return f"{first} No target was given: --until {comparison.metrics[0]}=VALUE compares the time to it."
 
 
@@ -88,7 +88,7 @@ def _doubt(
     if own is None:
         return ""
     if max(len(entry.good) for entry in comparison.entries) == 1:
-        return " Each ran once: --repeat 3 would show how much of this is chance."
+        return ""  # a note says so
     one = value(baseline) if baseline else None
     if one and _overlap(own, one):
         both = f"{text(own.lowest)} to {text(own.highest)} and {text(one.lowest)} to {text(one.highest)}"

@@ -193,19 +193,15 @@ def _show(comparison: Comparison, folder: Path, *, as_json: bool) -> None:
     print(where, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
-def _pictures(comparison: Comparison, folder: Path) -> Path | None:
+def _pictures(comparison: Comparison, folder: Path) -> Path:
     """The report, and plots where matplotlib is installed."""
-    try:
-        from hocket.compare import page, plots  # type: ignore[attr-defined,unused-ignore]
-    except ImportError:
-        return None
+    from hocket.compare import page, plots
+
+    report = page.write(comparison, folder)
     try:
         plots.write(comparison, folder)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        print("hocket: no PNG plots without matplotlib: pip install 'hocket[report]'", file=sys.stderr)
-    report: Path = page.write(comparison, folder)
+    except UsageError as error:  # the report has its table in any case
+        print(f"hocket: {error}", file=sys.stderr)
     return report
 
 
