@@ -48,6 +48,10 @@ def doctor(
     for flag, value in {"--ssh": ssh, "--python": python}.items():
         if value is not None and not named:
             raise UsageError(f"{flag} is for other hosts: name these with -H node1,node2 or --hostfile")
+    try:
+        config.working_folder()
+    except OSError as error:
+        raise UsageError(f"the working folder cannot be used ({error.strerror}): change to another") from None
     told = config.told()
     wishes = Wishes(
         named or [Host("localhost")],
