@@ -43,10 +43,12 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+        with torch.no_grad():
+            outputs = model(x[test])
+            loss, accuracy = F.cross_entropy(outputs, y[test]), (outputs.argmax(1) == y[test]).float().mean()
+        hocket.report(loss=loss, accuracy=accuracy)
     seconds = time.perf_counter() - start
 
-    with torch.no_grad():
-        accuracy = (model(x[test]).argmax(1) == y[test]).float().mean()
     if hocket.rank() == 0:
         print(f"accuracy {accuracy:.1%}, {args.epochs * len(train) / seconds:,.0f} samples/s")
 

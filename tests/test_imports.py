@@ -10,11 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "hocket"
 LAYERS = ["transport", "comm", "updates", "server", "strategies", "job", "launch"]  # each may import those before it
-COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"}}
+COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"}, "spans": {"events"}}
 FOR_EVERYONE = {"__init__", *COMMON}
 CALLER = ROOT / "launch" / "function.py"
 BESIDE = {  # seen by launch alone, and what else they may import
-    "observe": {"rich", "tensorboard"},
+    "observe": {"rich", "tensorboard", "matplotlib"},
     "rig": set(),
     "compare": {"rich", "matplotlib"},
 }

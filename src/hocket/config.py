@@ -81,9 +81,11 @@ SETTINGS = {
             "host.",
         ),
         Setting("verbose", "off", ("off", "on"), "Say more: which parameters are on which server, for example."),
+        Setting("timeline", "", (), "A .json file for the timeline of the run, for Perfetto, Chrome, hocket trace."),
         Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),
         Setting("python", "", (), "The interpreter on the other hosts, if it is not at the same path as here."),
         Setting("interface", "", (), "The network interface for the job, or several (eth0,ens3); else it is found."),
+        Setting("seed", "", (), "Where hocket.init() starts all random numbers of a worker; else the script does."),
         Setting("run-dir", "hocket-runs", (), "The folder for the records of runs, one folder each."),
     )
 }
@@ -129,6 +131,8 @@ class Config:
     servers: int = 0
     tls: str = "auto"
     verbose: bool = False
+    seed: int | None = None
+    timeline: bool = False
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
@@ -166,6 +170,8 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         servers=_counted(env, "servers"),
         tls=choice("tls", env.get("HOCKET_TLS") or "auto"),
         verbose=choice("verbose", env.get("HOCKET_VERBOSE") or "off") == "on",
+        seed=count("seed", env["HOCKET_SEED"]) if env.get("HOCKET_SEED") else None,
+        timeline=bool(env.get("HOCKET_TIMELINE")),
     )
 
 
@@ -246,7 +252,7 @@ def seconds(text: str) -> float:
     return value
 
 
-COUNTS = {"checkpoint-every": 1, "checkpoint-keep": 1, "check-replicas": 0, "servers": 0}
+COUNTS = {"checkpoint-every": 1, "checkpoint-keep": 1, "check-replicas": 0, "servers": 0, "seed": 0}
 """Settings that are whole numbers, and the least that each may be."""
 
 

@@ -74,6 +74,42 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """Bytes of gradients or parameters that a worker has handed to exchanges since it started."""
+
+    nbytes: int
+
+    kind = "sent"
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How large a worker's own gradients and the averages over all workers were, in steps that were looked at.
+
+    Attributes:
+        number: Of the model (and optimizer), the same on all ranks.
+        workers: Over how many an average is.
+        parameters: How many numbers a gradient has.
+        steps: Since the worker started.
+        knows_samples: Whether shares are in samples, or in batches of a worker.
+        length: Steps of a block.
+        blocks: By the number of the block, as a text, sums over its looks: how many, a worker's share of the step,
+            |g|² of its gradient, |G|² of the average, and these two multiplied by the share. The mean over ranks is
+            what counts: a worker may have seen a slice of everybody's gradients, in place of its own.
+    """
+
+    number: int
+    workers: int
+    parameters: int
+    steps: int
+    knows_samples: bool
+    length: int
+    blocks: dict[str, list[float]]
+
+    kind = "gradients"
+
+
+@dataclass(frozen=True)
 class Served:
     """What a parameter server has done since it started.
 
@@ -141,9 +177,28 @@ class Stage:
     kind = "stage"
 
 
-Record = Progress | Metrics | Traffic | Served | Facts | Happening | Stage
+@dataclass(frozen=True)
+class Spans:
+    """What a process has done when, for a timeline (see hocket.spans).
+
+    Attributes:
+        base: Nanoseconds of the monotonic clock of its host, from which the others count.
+        names: The name, track and kind of spans that are alike.
+        rows: Four numbers for each span: which of ``names``, when it began, how long it took (nanoseconds), its number.
+        lost: How many there was no room for, since the process started.
+    """
+
+    base: int
+    names: list[list[str]]
+    rows: list[int]
+    lost: int = 0
+
+    kind = "spans"
+
+
+Record = Progress | Metrics | Traffic | Sent | Gradients | Served | Facts | Happening | Stage | Spans
 _KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Progress, Metrics, Traffic, Served, Facts, Happening, Stage)
+    kind.kind: kind for kind in (Progress, Metrics, Traffic, Sent, Gradients, Served, Facts, Happening, Stage, Spans)
 }
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 
@@ -153,12 +208,18 @@ class Sink(Protocol):
 
     def put(self, record: Record) -> None: ...
 
+    def offer(self, record: Record) -> bool:
+        """Whether it was taken; what was not may be offered again."""
+
 
 class NoSink:
     """Forgets everything."""
 
     def put(self, record: Record) -> None:
         """Forget it."""
+
+    def offer(self, record: Record) -> bool:
+        return True
 
 
 class PipeSink:
@@ -181,11 +242,21 @@ class PipeSink:
             if now < self._next and record.step != record.steps:
                 return
             self._next = now + 0.1
-            if self._kept:
-                self._write(b"")
-                if self._kept:
-                    return
+            if not self._has_room():
+                return
         self._write(encode(record))
+
+    def offer(self, record: Record) -> bool:
+        """Take it unless something waits for room already."""
+        if not self._has_room():
+            return False
+        self._write(encode(record))
+        return True
+
+    def _has_room(self) -> bool:
+        if self._kept:
+            self._write(b"")
+        return not self._kept
 
     def _write(self, data: bytes) -> None:
         with self._lock:

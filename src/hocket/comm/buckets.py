@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hocket import spans
 from hocket.comm.algorithms import scaled_sum_into
 from hocket.comm.communicator import Averager
 from hocket.comm.header import Entry, Header
@@ -68,6 +69,7 @@ class NetworkAverager(Averager):
         self._rounds, self._stopwatch = 0, None  # type: int, Stopwatch | None
         self._sent_at: dict[int, float] = {}  # of buckets whose times are taken
         self._idle_since = time.perf_counter()
+        self._names = layout.bucket_names
 
     def ready(self, bucket: int) -> None:
         self._complete[bucket] = 1
@@ -137,7 +139,7 @@ class NetworkAverager(Averager):
         if not tensor.numel():
             return  # so it is for all of the column
         self._works[bucket] = self._group.start_sum(tensor)
-        if self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0:
+        if self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0 or spans.are_kept():
             self._stopwatch = self._stopwatch or Stopwatch()
             self._sent_at[bucket] = time.perf_counter()
 
@@ -145,8 +147,10 @@ class NetworkAverager(Averager):
         """Until what was sent of ``bucket`` has been added up."""
         work, self._works[bucket] = self._works[bucket], None
         if work is not None and self._group is not None:
+            begin = time.perf_counter()
             self._group.wait(work, what)
             self._note_arrivals()
+            spans.add(spans.WAIT, f"wait for bucket {bucket + 1}", begin, time.perf_counter())
 
     def _note_arrivals(self) -> None:
         """Take the times of buckets that have arrived.
@@ -157,7 +161,10 @@ class NetworkAverager(Averager):
         for bucket in list(self._sent_at):
             work = self._works[bucket]
             if self._stopwatch is not None and (work is None or work.is_completed()):
-                self._stopwatch.add(self._sent_at.pop(bucket), now)
+                sent_at = self._sent_at.pop(bucket)
+                self._stopwatch.add(sent_at, now)
+                name, track = f"{self._names[bucket]} between hosts", f"bucket {bucket + 1}"
+                spans.add(spans.EXCHANGE, name, sent_at, now, track=track)
 
     def _header_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         return tensors[-1][self._data[-1].count :]
@@ -168,6 +175,8 @@ class NetworkAverager(Averager):
         late = (entries[slowest].busy - entries[self._topology.rank].busy) / 1e6
         if late > _LATE:
             self._column.traffic.wait_for(self._topology.name_of(slowest), late)
+            end = min(time.perf_counter(), blocked_since + late)
+            spans.add(spans.WAIT, f"rank {slowest} is late", blocked_since, end, track="waiting")
         if self._stopwatch is not None:
             self._stopwatch.settle(self._column.traffic, blocked_since)
             self._stopwatch = None
@@ -283,8 +292,10 @@ class HierarchicalAverager(NetworkAverager):
         self._sent += 1
         if self._is_idle(bucket):
             return
+        begin = time.perf_counter()
         for out, parts, scale in self._slices[bucket].pieces:
             scaled_sum_into(out, parts, scale)
+        spans.add(spans.EXCHANGE, f"reduce {self._names[bucket]} on this host", begin, time.perf_counter())
         self._send(bucket, self._slices[bucket].whole)
 
     def _publish(self, bucket: int, what: Description) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from hocket import spans
 from hocket.comm.communicator import Averager, Communicator
 from hocket.comm.layout import Layout, Limits, bucket_limits
 from hocket.transport.gate import Description
@@ -53,6 +55,8 @@ class NcclAverager(Averager):
         self.all_slots = [self.slots]
         self._complete = bytearray(len(self.slots))
         self._works: list[Any] = []
+        self._sent_at: list[float] = []
+        self._names = layout.bucket_names
         self._group.users.add(self)
 
     def ready(self, bucket: int) -> None:
@@ -65,6 +69,7 @@ class NcclAverager(Averager):
             idle = bucket in self.idle  # it never becomes complete, and holds up nobody
             if not (idle or self._complete[bucket]):
                 break
+            self._sent_at.append(time.perf_counter())
             self._works.append(None if idle else self._group.start_sum(self.slots[bucket]))
 
     def close(self) -> None:
@@ -87,10 +92,15 @@ class NcclAverager(Averager):
         self._send()
 
     def _await(self, payloads: list[int]) -> list[int]:
-        for work in self._works:
+        for bucket, work in enumerate(self._works):
             if work is not None:
                 self._group.wait(work)
+                spans.add(
+                    spans.EXCHANGE, f"{self._names[bucket]} between GPUs", self._sent_at[bucket], time.perf_counter(),
+                    track=f"bucket {bucket + 1}",
+                )  # fmt: skip
         self._works.clear()
+        self._sent_at.clear()
         self._complete = bytearray(len(self.slots))
         return payloads
 

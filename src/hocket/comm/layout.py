@@ -111,6 +111,11 @@ class Layout:
         self.places = [places[i] for i in range(len(tensors))]
         self.buckets = [Bucket(dtype, end) for dtype, end in zip(dtypes, ends, strict=True)]
 
+    @property
+    def bucket_names(self) -> list[str]:
+        """``bucket 2 of 3 (1.4 MB)``, for people."""
+        return [f"bucket {i + 1} of {len(self.buckets)} ({b.nbytes / 1e6:,.1f} MB)" for i, b in enumerate(self.buckets)]
+
     def views(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Every tensor as a view of the flat buffers, one per bucket."""
         return [

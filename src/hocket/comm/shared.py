@@ -7,10 +7,12 @@ meeting publishes it; each byte is read about three times however many ranks the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
 
+from hocket import spans
 from hocket.comm.algorithms import average_into, reduce_into
 from hocket.comm.communicator import Averager, Communicator, describe
 from hocket.comm.layout import Bucket, Layout, Place, cut
@@ -53,8 +55,10 @@ class SharedBuffer:
 
     def reduce(self) -> None:
         """Average this rank's slice of all slots."""
+        begin = time.perf_counter()
         for out, parts in self._slices:
             average_into(out, parts)
+        spans.add(spans.EXCHANGE, "reduce this rank's slice of all buckets", begin, time.perf_counter())
 
 
 class TwoPhaseAverager(Averager):
@@ -68,8 +72,10 @@ class TwoPhaseAverager(Averager):
 
     def average(self, number: int, payload: int, what: Description) -> list[int]:
         payloads = self._buffer.average(number, payload, what)
+        begin = time.perf_counter()
         for private, shared in zip(self.results, self._buffer.results, strict=True):
             private.copy_(shared)
+        spans.add(spans.EXCHANGE, "take the averages", begin, time.perf_counter())
         return payloads
 
 
@@ -82,12 +88,15 @@ class DirectAverager(Averager):
         self.all_slots = [s.mine for s in self._sets]
         self.slots = self.all_slots[0]
         self.results = layout.allocate()
+        self._names = [f"reduce {name}" for name in layout.bucket_names]
 
     def average(self, number: int, payload: int, what: Description) -> list[int]:
         payloads = self._transport.meet(number, payload, what)
         current = self._sets[0]
         for bucket, result in enumerate(self.results):
+            begin = time.perf_counter()
             average_into(result, [slots[bucket] for slots in current.slots])
+            spans.add(spans.EXCHANGE, self._names[bucket], begin, time.perf_counter())
         self._sets.reverse()
         self.slots = self._sets[0].mine
         return payloads

@@ -64,6 +64,7 @@ class Result:
         curves: What the script has reported, by name, in order.
         reached: Where the target was reached, if there is one and it was.
         gradients: What was measured of gradients by the way: ``noise scale``, ``diversity``, ``says`` …
+        told: What its workers told: ``optimizer``, ``device``, ``threads``, ``parameters``, ``communication`` …
     """
 
     strategy: str
@@ -82,6 +83,7 @@ class Result:
     curves: dict[str, list[Point]] = field(default_factory=dict)
     reached: Point | None = None
     gradients: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
 
     @property
     def passes(self) -> float | None:
@@ -143,6 +145,59 @@ class Entry:
     def time_to_target(self) -> Spread | None:
         """Seconds, of the repeats that reached it."""
         return Spread.of([result.reached.seconds for result in self.good if result.reached])
+
+    @property
+    def servers(self) -> int:
+        """Processes beside the workers."""
+        return max((result.servers for result in self.results), default=0)
+
+    @property
+    def reached(self) -> list[Result]:
+        """Those that reached the target, the fastest first."""
+        return sorted((r for r in self.good if r.reached), key=lambda r: r.reached.seconds if r.reached else 0)
+
+    @property
+    def passes(self) -> float | None:
+        """Passes over the data until the target, of the run in the middle (or the two) by time to it."""
+        runs = self.reached
+        known = [run.passes for run in runs[(len(runs) - 1) // 2 : len(runs) // 2 + 1] if run.passes]
+        return statistics.fmean(known) if known else None
+
+    @property
+    def seconds_per_pass(self) -> float | None:
+        """Of the same: times ``passes`` it is the median time to the target."""
+        time, passes = self.time_to_target, self.passes
+        return time.median / passes if time and passes else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the training time, the mean over the repeats that know it."""
+        known = [result.shares for result in self.good if result.shares]
+        names = list(dict.fromkeys(name for shares in known for name in shares))
+        return {name: statistics.fmean(shares.get(name, 0.0) for shares in known) for name in names}
+
+    @property
+    def sent(self) -> Spread | None:
+        """Bytes."""
+        return Spread.of([float(result.sent) for result in self.good])
+
+    @property
+    def sent_per_sample(self) -> Spread | None:
+        """Bytes."""
+        return Spread.of([result.sent / result.samples for result in self.good if result.samples])
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How often it was which, in all repeats together."""
+        found: dict[int, int] = {}
+        for result in self.good:
+            for staleness, count in result.staleness.items():
+                found[staleness] = found.get(staleness, 0) + count
+        return dict(sorted(found.items()))
+
+    def last(self, metric: str) -> Spread | None:
+        """The last value that was reported of it."""
+        return Spread.of([result.curves[metric][-1].value for result in self.good if result.curves.get(metric)])
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hocket import spans
 from hocket.comm.algorithms import OPERATIONS
 from hocket.errors import UsageError
 from hocket.job.runtime import meeting
@@ -29,17 +30,20 @@ def allreduce(tensor: torch.Tensor, operation: str = "mean", *, out: torch.Tenso
     if out is not None and out.is_contiguous():
         if out is not tensor:
             out.copy_(tensor)
-        meeting().communicator.allreduce(out.detach(), operation)
+        with spans.span(spans.EXCHANGE, "hocket.allreduce()"):
+            meeting().communicator.allreduce(out.detach(), operation)
         return out
     result = tensor.detach().clone(memory_format=torch.contiguous_format)
-    meeting().communicator.allreduce(result, operation)
+    with spans.span(spans.EXCHANGE, "hocket.allreduce()"):
+        meeting().communicator.allreduce(result, operation)
     return result if out is None else out.copy_(result)
 
 
 def allgather(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors of all ranks, stacked in a new first dimension; every rank must call it, with the same shape."""
     _check(tensor)
-    return meeting().communicator.allgather(tensor.detach().contiguous())
+    with spans.span(spans.EXCHANGE, "hocket.allgather()"):
+        return meeting().communicator.allgather(tensor.detach().contiguous())
 
 
 def broadcast(tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
@@ -50,7 +54,8 @@ def broadcast(tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
         raise UsageError(f"broadcast from rank {root}, but there are ranks 0 to {runtime.config.size - 1}")
     with torch.no_grad():
         dense = tensor.detach().contiguous()
-        runtime.communicator.broadcast(dense, root)
+        with spans.span(spans.EXCHANGE, "hocket.broadcast()"):
+            runtime.communicator.broadcast(dense, root)
         if dense.data_ptr() != tensor.data_ptr():
             tensor.copy_(dense)
     return tensor
@@ -58,7 +63,8 @@ def broadcast(tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
 
 def barrier() -> None:
     """Wait until every rank has called this."""
-    meeting().communicator.barrier()
+    with spans.span(spans.WAIT, "hocket.barrier()"):
+        meeting().communicator.barrier()
 
 
 def _check(tensor: torch.Tensor) -> None:

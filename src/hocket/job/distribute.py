@@ -107,7 +107,8 @@ def _train_together(
         )
     if not runtime.models:
         randomness.diversify(runtime.communicator)
-        runtime.sink.put(Facts(_describe(runtime.communicator, choice, model, config.servers)))
+        facts = _describe(runtime.communicator, choice, model, config.servers)
+        runtime.sink.put(Facts({**facts, "optimizer": ", ".join(type(each).__name__ for each in optimizers)}))
     runtime.models.append(model)
     runtime.counters += [StepCounter(optimizer) for optimizer in optimizers]
     groups = _divide(model, optimizers, set(runtime.parameters))
@@ -172,6 +173,7 @@ def _describe(communicator: Communicator, choice: Choice, model: nn.Module, serv
         "strategy": choices.write(choice),
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
+        "device": next((p.device.type for p in model.parameters()), "cpu"),
         "threads": torch.get_num_threads(),
         "communication": "from worker to worker" if isinstance(choice, Gossip) else communicator.way,
         "survives loss": choices.survives_loss(choice, servers),

@@ -19,14 +19,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket import config as configuration
+from hocket import spans
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, HocketError, UsageError
-from hocket.events import Facts, Happening, Metrics, NoSink, PipeSink, Progress, Sink, Stage, Traffic
+from hocket.events import Facts, Happening, Metrics, NoSink, PipeSink, Progress, Sent, Sink, Stage, Traffic
 from hocket.job import devices, rendezvous
 from hocket.job.loops import Loops
-from hocket.job.randomness import RandomState
+from hocket.job.randomness import RandomState, reseed
 from hocket.server.client import Client
 from hocket.server.communicator import ServedCommunicator
 from hocket.strategies.base import Strategy
@@ -69,6 +70,8 @@ class Runtime:
         self._step_of_batch = 0
         self._random: RandomState | None = None
         self._skipped, self._next_traffic = 0, 0.0
+        self._told: tuple[int, int, int | None, int] | None = None  # how far the loop was
+        self._has_begun = False
         self.undo: Callable[[], None] | None = None  # what a repeated batch has left in buffers and random numbers
         if config.checkpoint is not None and config.rank == 0:
             atexit.register(self._warn_without_checkpoint)
@@ -148,10 +151,13 @@ class Runtime:
         self.batches += 1
         self.samples += samples
         self._step_of_batch = self.step
+        for strategy in self.strategies:
+            strategy.collector.samples = samples
 
     def tell(self, epoch: int, step: int, steps: int | None, samples: int) -> None:
         """Let the launcher know how far a training loop is."""
         if not isinstance(self.sink, NoSink):
+            self._told = (epoch, step, steps, samples)
             skipped = sum(strategy.skipped for strategy in self.strategies)
             if skipped > self._skipped and self.config.rank == 0:
                 self.sink.put(Happening("step skipped", {"step": self.step, "skipped so far": skipped}))
@@ -164,6 +170,8 @@ class Runtime:
             self._tell_news()
             if time.monotonic() > self._next_traffic:
                 self.tell_traffic()
+                self.tell_sent()
+                self.tell_gradients()
 
     def _tell_news(self) -> None:
         """Let the launcher know what strategies have found out."""
@@ -179,20 +187,30 @@ class Runtime:
         if traffic is not None:
             self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
 
+    def tell_gradients(self) -> None:
+        """Let the launcher know how much the gradients of workers differed so far."""
+        for number, gauge in enumerate(gauge for strategy in self.strategies for gauge in strategy.gauges):
+            if (report := gauge.report(number)) is not None:
+                self.sink.put(report)
+
     def tell_sent(self) -> None:
         """Let the launcher know how much this worker has handed to exchanges."""
         sent = sum(strategy.sent for strategy in self.strategies)
-        if sent and self.config.rank == 0:
-            self.sink.put(Facts({"sent by a worker": f"{sent / 1e6:,.1f} MB"}))
+        if sent:
+            self.sink.put(Sent(sent))
 
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
+        if not self._has_begun and self.config.rank == 0:
+            self.sink.put(Happening("training began", {"samples of a pass": getattr(loader, "pass_samples", None)}))
+        self._has_begun = True
         self.loops.begin(loader, epoch, [counter.optimizer for counter in self.counters])
 
     def end_epoch(self, loader: object) -> None:
         """A training loop has come to the end of its loader; collective."""
         self.loops.end(loader, alone=self.client is not None)
-        self._tell_news()
+        if self._told is not None:
+            self.tell(*self._told)  # now that its last step is done
 
     def on_rank_0(self, work: Callable[[], T], communicator: Communicator | None = None) -> T:
         """What ``work`` returns on rank 0 (plain data), or its error, on all ranks; collective."""
@@ -269,17 +287,31 @@ def init() -> None:
         config = Config()  # a data-loader process that runs the script again is no worker
     _have_stacks_printed()
     sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
+    if config.timeline and config.launched:
+        _keep_spans(config, sink)
     sink.put(Stage("joining"))
-    communicator = rendezvous.join(config)
+    with spans.span(spans.WAIT, "join the other workers"):
+        communicator = rendezvous.join(config)
     if not config.local_size:
         local = communicator.topology
         config = dataclasses.replace(config, local_rank=local.local_rank, local_size=len(local.local))
     _current = Runtime(config, communicator, sink)
+    if config.seed is not None:
+        reseed(config.seed)
     sink.put(Stage("joined"))
     if config.size > 1:
         devices.take(config.local_rank)
     if config.size > 1 or config.servers:
         _say_goodbye(_current)
+
+
+def _keep_spans(config: Config, sink: Sink) -> None:
+    if config.events is None:
+        if config.rank == 0:
+            print("hocket: HOCKET_TIMELINE is ignored: only hocket run makes timelines", file=sys.stderr)
+        return
+    spans.start(sink)
+    atexit.register(spans.stop)
 
 
 def current() -> Runtime:
@@ -333,6 +365,7 @@ def _say_goodbye(runtime: Runtime) -> None:
         previous(kind, error, trace)
         if os.getpid() != process:  # a child that the script has forked is no worker
             return
+        spans.flush()
         # Threads of the script may keep the process alive for long; nobody should wait for them.
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:
@@ -351,6 +384,7 @@ def _say_goodbye(runtime: Runtime) -> None:
                 print(f"hocket: at the end of rank {runtime.config.rank}: {error}", file=sys.stderr, flush=True)
                 runtime.sink.put(Stage("failed", 1))
         runtime.tell_traffic()
+        runtime.tell_gradients()
         runtime.tell_sent()
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:

@@ -57,12 +57,20 @@ class Following:
 
 
 def _schedulers(optimizers: list[Optimizer]) -> list[LRScheduler]:
-    """Those that a script has built on ``optimizers``: they know them, not the other way round."""
-    known = {id(optimizer) for optimizer in optimizers}
-    found = [
-        each
-        for each in gc.get_objects()
-        if issubclass(type(each), LRScheduler) and id(getattr(each, "optimizer", None)) in known
-    ]
-    inside = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
-    return [each for each in found if id(each) not in inside]
+    """Those that a script has built on ``optimizers``: they know them, not the other way round.
+
+    The search takes tens of milliseconds, so it is left out where no scheduler has left its mark.
+    """
+    marked = [each for each in optimizers if any("initial_lr" in group for group in each.param_groups)]
+    if not marked:
+        return []
+    holders = gc.get_referrers(*marked)
+    attributes = [each for each in holders if type(each) is dict and any(each.get("optimizer") is o for o in marked)]
+    holders += gc.get_referrers(*attributes) if attributes else []
+    found = {
+        id(each): each
+        for each in holders
+        if isinstance(each, LRScheduler) and any(getattr(each, "optimizer", None) is o for o in marked)
+    }
+    inside = {id(part) for each in found.values() for part in getattr(each, "_schedulers", ())}
+    return [each for each in found.values() if id(each) not in inside]

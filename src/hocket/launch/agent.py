@@ -76,6 +76,7 @@ class _Agent:
         self._patient = Patient(channel, self._selector)
         self._answers: dict[str, Callable[[Frame], None]] = {
             "alive": lambda _: None,
+            "clock": lambda frame: channel.send("clock", sent=frame.head["sent"], here=time.perf_counter()),
             "job": self._take_job,
             "check": self._check,
             "listen": self._listen,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import sys
 import tempfile
@@ -14,11 +13,25 @@ import typer
 
 from hocket import __version__, config
 from hocket.errors import HocketError, UsageError
-from hocket.launch import bench_cli, hosts, machine, on_hosts, recording, rig_cli, runs_cli, supervisor
+from hocket.launch import (
+    bench_cli,
+    compare_cli,
+    hosts,
+    leftovers,
+    machine,
+    on_hosts,
+    recording,
+    rig_cli,
+    runs_cli,
+    scripts,
+    supervisor,
+    trace_cli,
+)
 from hocket.launch.doctor import command as doctor
 from hocket.launch.environment import Job
 from hocket.launch.party import Wishes
 from hocket.observe.recorder import Recorder
+from hocket.observe.timeline import Timeline
 from hocket.strategies import choices
 
 app = typer.Typer(
@@ -64,9 +77,11 @@ def run(
         typer.Option("--server-hosts", help="Hosts for the servers: node3,node4:2. [default: the workers' hosts]"),
     ] = None,
     tls: Annotated[str | None, _flag("tls")] = None,
+    timeline: Annotated[str | None, _flag("timeline")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help=f"{config.SETTINGS['verbose'].help} Also HOCKET_VERBOSE=on.")
     ] = False,
+    seed: Annotated[str | None, _flag("seed")] = None,
     run_dir: Annotated[str | None, _flag("run-dir")] = None,
     no_record: Annotated[bool, typer.Option("--no-record", help="Keep no record of this run.")] = False,
     tensorboard: Annotated[
@@ -89,8 +104,11 @@ def run(
         typer.Option("-x", "--export", help="An environment variable for workers on other hosts: NAME or NAME=VALUE."),
     ] = None,
     report: Annotated[Path | None, typer.Option("--report", hidden=True)] = None,
+    with_parent: Annotated[int | None, typer.Option("--with-parent", hidden=True)] = None,
 ) -> None:
     """Run SCRIPT on several workers, of this machine or with -H of several."""
+    if with_parent is not None:
+        leftovers.end_with_parent(with_parent)
     if no_record and tensorboard:
         raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
     if host is not None and hostfile is not None:
@@ -99,7 +117,7 @@ def run(
     if not named:
         flags_for_hosts = {"--ssh": ssh, "--python": python, "--interface": interface, "-x": export}
         _refuse_without_hosts({**flags_for_hosts, "--server-hosts": server_hosts})
-    command = _command(script, args or [], module)
+    command = scripts.command(script, args or [], module)
     flags = {
         "strategy": strategy,
         "timeout": timeout,
@@ -111,10 +129,12 @@ def run(
         "check-replicas": check_replicas,
         "servers": servers,
         "tls": tls,
+        "timeline": timeline,
         "verbose": "on" if verbose else None,
         "ssh": ssh,
         "python": python,
         "interface": interface,
+        "seed": seed,
         "run-dir": run_dir,
     }
     settings = _checked({name: value for name, value in flags.items() if value is not None})
@@ -124,16 +144,20 @@ def run(
     if log_dir is not None:
         _check_folder("log-dir", log_dir)
 
+    drawn = Timeline(Path(settings["timeline"])) if settings.get("timeline") else None
+
     def record(sized: Job, facts: Mapping[str, Any] | None) -> Recorder | None:
         return None if no_record else recording.start(sized, settings, tensorboard=tensorboard, hosts=facts)
 
     if named:
         dealt = _server_hosts(server_hosts, job.servers) if server_hosts is not None else {}
         wishes = _wishes(named, workers, settings, export or [], dealt)
-        sys.exit(on_hosts.run(job, wishes, log_dir, record))
-    sys.exit(supervisor.run(job, log_dir, record(job, None), report))
+        sys.exit(on_hosts.run(job, wishes, log_dir, record, drawn))
+    sys.exit(supervisor.run(job, log_dir, record(job, None), report, timeline=drawn))
 
 
+app.command(context_settings={"allow_interspersed_args": False})(compare_cli.compare)
+app.command()(trace_cli.trace)
 app.command()(doctor.doctor)
 
 
@@ -180,21 +204,6 @@ def _wishes(
         named, count, settings.get("ssh") or config.SETTINGS["ssh"].default, settings.get("python") or None,
         settings.get("interface") or None, config.exported(export), servers,
     )  # fmt: skip
-
-
-def _command(script: str, args: list[str], module: bool) -> tuple[str, ...]:
-    if module:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            known = importlib.util.find_spec(script) is not None
-        except (ImportError, ValueError):
-            known = False
-        if not known:
-            raise UsageError(f"no module named {script!r} can be found from {Path.cwd()}: check its name")
-        return ("-m", script, *args)
-    if not Path(script).is_file():
-        raise UsageError(f"no script {script!r} in {Path.cwd()}: check its path (or use -m for a module)")
-    return (script, *args)
 
 
 def _checked(given: dict[str, str]) -> dict[str, str]:

@@ -93,6 +93,10 @@ class Crew(ABC):
     def end(self) -> Iterator[Chunk]:
         """Kill whatever is left of the job, everywhere; give out what was still to be read."""
 
+    def ahead(self, host: str) -> float:
+        """By how many seconds the monotonic clock of ``host`` is ahead of this process's, as far as it is known."""
+        return 0.0
+
     @abstractmethod
     def close(self) -> None:
         """Let go of everything; nothing of the job is left then. May be called at any time, and twice."""

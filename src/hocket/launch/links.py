@@ -17,6 +17,7 @@ from hocket.launch.signals import Signals
 
 SILENCE = 10.0  # seconds without a word after which the other end counts as lost
 _PING = 1.0
+_CLOCKS = 5
 
 
 class Links:
@@ -26,7 +27,7 @@ class Links:
         self.all = list(links)
         self._received = signals.received
         self._last = time.monotonic()
-        self._minds_silence = False
+        self._minds_silence = self._compares_clocks = False
         self._selector = selectors.PollSelector()  # it also takes files, which the standard input may be
         self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
         for link in links:
@@ -68,6 +69,12 @@ class Links:
             if not link.trouble and link.silent > SILENCE:
                 link.trouble = f"nothing was heard of it for {SILENCE:.0f} s"
                 self._forget(link)
+
+    def compare_clocks(self) -> None:
+        """Ask all agents for their clocks a few times, and from now on every second."""
+        for _ in range(_CLOCKS):
+            self.ask({link: {"sent": time.perf_counter()} for link in self.all if link.hello}, "clock", "clock", 1.0)
+        self._compares_clocks = True
 
     def mind_silence(self) -> None:
         """From now on agents have to say that they are alive; a question may keep them from it."""
@@ -146,4 +153,6 @@ class Links:
         while not self._stop.wait(_PING):
             for link in self.all:
                 if link.hello and link.channel.is_open and not link.channel.pending:
-                    link.channel.send_raw(alive)
+                    link.channel.send_raw(
+                        frames.encode("clock", sent=time.perf_counter()) if self._compares_clocks else alive
+                    )

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Happening, Metrics, Progress, Record, Served, Traffic
+from hocket.events import Facts, Gradients, Happening, Metrics, Progress, Record, Served, Spans, Traffic
 from hocket.launch.crew import Member
 from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
 from hocket.observe.gossip import GossipSummary
+from hocket.observe.gradients import GradientSummary
 from hocket.observe.progress import Pace
 from hocket.observe.recorder import Recorder
 from hocket.observe.served import ServedSummary
+from hocket.observe.timeline import Timeline
 from hocket.observe.traffic import TrafficSummary
 
 
@@ -24,13 +26,15 @@ class Listener:
 
     Attributes:
         screen: Where progress is shown, once there is one.
+        timeline: Where spans are written down, if somebody wants to see them.
     """
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: Recorder | None, timeline: Timeline | None = None) -> None:
         self.screen: Screen | None = None
-        self._recorder = recorder
+        self._recorder, self.timeline = recorder, timeline
         self._pace = Pace()
         self._traffic, self._served, self._gossip = TrafficSummary(), ServedSummary(), GossipSummary()
+        self._gradients = GradientSummary()
         self._lead = 0  # the rank whose progress is shown
         self._checkpoint = ""
         self._has_finished = False
@@ -45,10 +49,14 @@ class Listener:
             self._checkpoint = str(record.details.get("path") or self._checkpoint)
         elif isinstance(record, Traffic) and rank is not None:
             self._traffic.take(rank, record)
+        elif isinstance(record, Gradients) and rank is not None:
+            self._gradients.take(rank, record)
         elif isinstance(record, Served):
             self._served.take(record)
         elif isinstance(record, Facts | Metrics):
             self._gossip.take(record)
+        if self.timeline is not None and isinstance(record, Spans | Happening):
+            self._draw(self.timeline, member, record)
         if isinstance(record, Happening) and member.is_server:
             record = replace(record, details={"server": member.number, **record.details})
         if self._recorder is not None:
@@ -57,6 +65,8 @@ class Listener:
     def note(self, name: str, details: dict[str, Any], line: str) -> None:
         """Something that the launcher itself has seen: said on the screen, and written down."""
         self._say(line)
+        if self.timeline is not None:
+            self.timeline.mark(name)
         if self._recorder is not None:
             self._recorder.take(None, Happening(name, details))
 
@@ -85,19 +95,38 @@ class Listener:
 
     def summary(self) -> list[str]:
         """What is said of a run that ended well."""
-        return [*self._traffic.lines(), *self._served.lines(), *self._gossip.lines()]
+        drawn = [] if self.timeline is None else [self._say_where(self.timeline)]
+        said = (self._traffic, self._served, self._gossip, self._gradients)
+        return drawn + [line for summary in said for line in summary.lines()]
 
     def finish(self, outcome: Outcome) -> None:
         """Write down how the job ended; only the first call counts."""
+        if self.timeline is not None:
+            self.timeline.finish()
         if self._recorder is None or self._has_finished:
             return
         self._has_finished = True
         self._recorder.take(0, Facts(dict(self._traffic.facts())))
         self._recorder.add_facts("servers", self._served.facts())
+        self._recorder.add_facts("gradients", self._gradients.facts())
+        self._recorder.add_facts("noise over the run", self._gradients.windows())
         try:
             self._recorder.finish(outcome.status, outcome.reason, outcome.lines if outcome.status else [])
         except RecordError as error:
             self._say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
+
+    def _draw(self, timeline: Timeline, member: Member, record: Spans | Happening) -> None:
+        try:
+            write = timeline.take if isinstance(record, Spans) else timeline.note
+            write(member.role, member.number, member.host, record)  # type: ignore[arg-type]
+        except RecordError as error:
+            self._say(f"hocket: the timeline stops here: {error} ({timeline.path})")
+
+    @staticmethod
+    def _say_where(timeline: Timeline) -> str:
+        lost = f" ({timeline.lost:,} spans were lost, for want of room)" if timeline.lost else ""
+        path = timeline.path
+        return f"hocket: the timeline is {path}{lost}: open it at ui.perfetto.dev, or hocket trace {path}"
 
     def _say(self, line: str) -> None:
         if self.screen is not None:

@@ -14,12 +14,19 @@ from hocket.launch.environment import Job
 from hocket.launch.party import Wishes
 from hocket.launch.signals import Signals
 from hocket.observe.recorder import Recorder
+from hocket.observe.timeline import Timeline
 
 MakeRecord = Callable[[Job, Mapping[str, Any]], Recorder | None]
 """Begins the record of a job, of whose hosts something is known by name."""
 
 
-def run(job: Job, wishes: Wishes, log_dir: Path | None = None, make_record: MakeRecord = lambda *_: None) -> int:
+def run(
+    job: Job,
+    wishes: Wishes,
+    log_dir: Path | None = None,
+    make_record: MakeRecord = lambda *_: None,
+    timeline: Timeline | None = None,
+) -> int:
     """Run ``job`` to its end; its size is known when the hosts have been looked at."""
     with Signals() as signals:
         party = preflight.gather(wishes, job, signals)
@@ -28,4 +35,4 @@ def run(job: Job, wishes: Wishes, log_dir: Path | None = None, make_record: Make
                 print(line, file=sys.stderr, flush=True)
             job = dataclasses.replace(job, size=party.size)
             recorder = make_record(job, party.facts())
-            return supervisor.run(job, log_dir, recorder, start=party.start, signals=signals)
+            return supervisor.run(job, log_dir, recorder, start=party.start, signals=signals, timeline=timeline)

@@ -37,6 +37,8 @@ class RemoteCrew(Crew):
         self._lost: set[Link] = set()
         self._is_closed = False
         self._of: dict[Member, Link] = {}
+        if job.settings.get("timeline"):
+            links.compare_clocks()
         for link, place in places.items():
             for rank in range(place.first, place.first + place.count):
                 self._of[Member(rank, place.name)] = link
@@ -75,6 +77,9 @@ class RemoteCrew(Crew):
         while time.monotonic() < deadline and any(not link.is_over for link in left):
             for link, frame in self._links.receive(0.1):
                 yield from self._take(link, frame)
+
+    def ahead(self, host: str) -> float:
+        return next((link.ahead for link, place in self._places.items() if place.name == host), 0.0)
 
     def close(self) -> None:
         if not self._is_closed:

@@ -20,6 +20,7 @@ from hocket.launch.signals import Signals
 from hocket.launch.survival import Survival
 from hocket.launch.words import Words
 from hocket.observe.recorder import Recorder
+from hocket.observe.timeline import Timeline
 
 _GRACE = 1.0  # seconds between asking workers to end and killing them
 _RETIREMENT = 2.0  # the same for servers when all workers have finished
@@ -35,6 +36,7 @@ def run(
     start: Callable[[Job, Signals], Crew] = LocalCrew,
     signals: Signals | None = None,
     summary: bool = True,
+    timeline: Timeline | None = None,
 ) -> int:
     """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left.
 
@@ -46,9 +48,10 @@ def run(
         start: Starts them.
         signals: Collects signals already; if nobody does, they are collected from here on.
         summary: Whether something is said of a run that ended well.
+        timeline: Is given what they did when, and is finished at the end.
     """
     logs = Logs(log_dir, job.size, job.servers)
-    listener = Listener(recorder)
+    listener = Listener(recorder, timeline)
     try:
         with (
             signals or Signals() as collected,
@@ -56,6 +59,8 @@ def run(
             contextlib.closing(open_screen(report_to)) as screen,
         ):
             listener.screen = screen
+            if timeline is not None:
+                timeline.ahead = crew.ahead
             outcome = _Supervisor(job, crew, screen, logs, listener, collected.received).watch()
             listener.finish(outcome)
             if outcome.status or summary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.events import Facts, Metrics
 
-_CONSENSUS = "distance from consensus"
+CONSENSUS = "distance from consensus"
 
 
 class GossipSummary:
@@ -19,8 +19,8 @@ class GossipSummary:
         if isinstance(record, Facts):
             if "gossip" in record.values and "spectral gap" in record.values:
                 self._graphs[str(record.values["gossip"])] = float(record.values["spectral gap"])
-        elif _CONSENSUS in record.values:
-            self._distances.append((record.time, record.values[_CONSENSUS]))
+        elif CONSENSUS in record.values:
+            self._distances.append((record.time, record.values[CONSENSUS]))
 
     def lines(self) -> list[str]:
         """What is said at the end of a run: nothing, if there was no gossip."""

@@ -48,7 +48,8 @@ class Run:
     """What a record says.
 
     Attributes:
-        facts: By section (run, settings, versions, host, hosts, told, servers, served) and name.
+        facts: By section (run, settings, versions, host, hosts, told, began, sent, servers, served) and
+            name.
         state: ``running``, ``finished``, ``failed (STATUS)`` or ``killed``; ``unknown`` where the launcher is
             on another host.
         seconds: From the start to the end, or to the last sign of life.
@@ -79,7 +80,7 @@ class Run:
 def read(folder: Path) -> Run:
     """Read the record in ``folder``."""
     try:
-        with closing(_connect(folder / FILE)) as database:
+        with closing(connect(folder / FILE)) as database:
             version = database.execute("PRAGMA user_version").fetchone()[0]
             if version != VERSION:
                 raise RecordError(
@@ -91,7 +92,8 @@ def read(folder: Path) -> Run:
         raise RecordError(f"{folder / FILE} cannot be read: {error}") from None
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a record for reading, even one on a disk that cannot be written to."""
     address = path.resolve().as_uri()
     try:
         database = sqlite3.connect(f"{address}?mode=ro", uri=True)

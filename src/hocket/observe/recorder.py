@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Happening, Metrics, Progress, Record, Served
+from hocket.events import Facts, Happening, Metrics, Progress, Record, Sent, Served
 from hocket.observe.progress import Mark, Odometer, rates
 from hocket.observe.scalars import Scalars
 from hocket.observe.tables import FILE
@@ -64,6 +64,7 @@ class Recorder:
         self._left_out: tuple[Progress, Mark] | None = None
         self._ranks: dict[int, tuple[float, Progress]] = {}
         self._told_by_first: set[str] = set()
+        self._began: set[int] = set()  # ranks that have had a batch
         for section, values in facts.items():
             self.add_facts(section, values)
         self._writer.commit()
@@ -78,11 +79,17 @@ class Recorder:
         if self._failed:
             return
         if isinstance(record, Progress) and rank is not None:
+            if rank not in self._began:
+                self._began.add(rank)
+                first = {"time": time.time(), "waited": record.waited, "exchanging": record.exchanging}
+                self.add_facts("began", {f"rank {rank}": first})
             self._ranks[rank] = (time.time(), record)
             if rank == self.lead:
                 self._progress(record, time.time())
         elif isinstance(record, Metrics) and rank == self.lead:
             self._metrics(record)
+        elif isinstance(record, Sent):
+            self.add_facts("sent", {f"rank {rank}": record.nbytes})
         elif isinstance(record, Served):
             self.add_facts("served", {f"server {record.server}": dataclasses.asdict(record)})
         elif isinstance(record, Facts):

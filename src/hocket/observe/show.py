@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hocket.observe.reader import Metric, Run
+from hocket.observe.served import size
 
 _CONFIGURATION = ("workers", "command", "directory", "git commit")  # the facts of section run that a user chose
 _MOST_METRICS, _MOST_EVENTS = 4, 20  # in a line of the list, and of one run
@@ -45,6 +46,7 @@ def details(run: Run) -> list[str]:
     metrics = [(name, *_metric(name, metric)) for name, metric in run.metrics.items()]
     if metrics:
         lines += _section("Metrics", _align([("", "first", "best", "last", "at step", "reported"), *metrics]))
+    lines += _section("Gradients", _align(_gradients(run.facts.get("gradients", {}))))
     sections = {"servers": "Servers", "told": "Told by the workers", "settings": "Settings", "versions": "Versions"}
     for section, title in sections.items():
         known = {name: value for name, value in run.facts.get(section, {}).items() if name != "strategy"}
@@ -91,9 +93,15 @@ def differences(first: Run, second: Run) -> list[tuple[str, Any, Any]]:
 
 def best(name: str, metric: Metric) -> float | None:
     """The highest or the lowest value, as the metric's name suggests; None where it suggests nothing."""
+    up = rises(name)
+    return None if up is None else metric.highest if up else metric.lowest
+
+
+def rises(name: str) -> bool | None:
+    """Whether higher values of a metric are better, as its name suggests; None where it suggests nothing."""
     if any(part in name.lower() for part in _LOWER):
-        return metric.lowest
-    return metric.highest if any(part in name.lower() for part in _HIGHER) else None
+        return False
+    return True if any(part in name.lower() for part in _HIGHER) else None
 
 
 def span(seconds: float) -> str:
@@ -123,11 +131,17 @@ def _speed(run: Run) -> list[tuple[str, str]]:
     if speed.total is not None:
         rows.append(("steps", f"{speed.total:,} in {speed.epoch} epoch{'s' if speed.epoch != 1 else ''}"))
         rows.append(("samples", f"{speed.seen:,}"))
+    if sent := run.facts.get("sent"):
+        rows.append(("handed to exchanges", f"{size(sum(sent.values()))} by all workers"))
     for rank, totals in run.ranks.items():
         if totals["exchanging"]:
             communicated = max(0.0, totals["exchanging"] - totals["waited"])
             rows.append((f"rank {rank}", f"waited {span(totals['waited'])}, communicated {span(communicated)}"))
     return rows
+
+
+def _gradients(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name, number(v) if isinstance(v, float) else _plain(v)) for name, v in facts.items()]
 
 
 def _ratio(first: Run, second: Run) -> str:

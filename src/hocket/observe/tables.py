@@ -6,8 +6,9 @@ FILE = "run.sqlite"
 VERSION = 1  # goes up when a table changes; kept in PRAGMA user_version
 
 TABLES = {
-    # One row each, the value as JSON. Sections: run, settings, versions, host, hosts, told (by the workers), servers
-    # (a summary), served (the last that each server has told).
+    # One row each, the value as JSON. Sections: run, settings, versions, host, hosts, told (by the workers), began
+    # (what each rank had waited when its training began), sent (bytes, by rank), servers (a summary), served (the last
+    # that each server has told).
     "facts": "section TEXT, name TEXT, value TEXT, PRIMARY KEY (section, name)",
     # How far rank 0 was; what is a rate or a share is of the time since the row before, NULL in the first.
     "steps": (

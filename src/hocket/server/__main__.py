@@ -9,6 +9,7 @@ import sys
 import threading
 
 from hocket import config as configuration
+from hocket import spans
 from hocket.errors import HocketError
 from hocket.events import NoSink, PipeSink, Sink, Stage
 from hocket.server.front import Front
@@ -32,6 +33,8 @@ def main() -> int:
     secret = os.read(config.secret_fd, 32)
     os.close(config.secret_fd)
     sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
+    if config.timeline:
+        spans.start(sink)
     sink.put(Stage("joining"))
     host = config.host_name or os.uname().nodename
     service = Service(config.server, config.servers, config.size, config.timeout, host)
@@ -46,6 +49,7 @@ def main() -> int:
         sink.put(service.report())
     sink.put(service.report())
     front.close()
+    spans.stop()
     return 0
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from hocket import spans
 from hocket.config import Config
 from hocket.server import answers
 from hocket.server.front import connect, encrypted
@@ -63,7 +64,9 @@ class Client:
         _, found = self.first.request(
             Kind.GATHER, {"number": self._meetings, "what": what}, [memoryview(data)] if data else []
         )
-        self.waited += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.waited += end - begin
+        spans.add(spans.WAIT, "wait for all workers at server 0", begin, end, number=self._meetings)
         return answers.split(found)
 
     @property

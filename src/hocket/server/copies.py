@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from hocket import spans
 from hocket.errors import UsageError
 from hocket.server import desk, states
 from hocket.server.client import Client
@@ -121,11 +123,23 @@ class DenseCopy:
         self, kind: int, write: Callable[[int], tuple[dict[str, Any], list[memoryview]]], *, pulls: bool
     ) -> list[dict[str, Any]]:
         def ask(number: int, link: Link) -> Callable[[], dict[str, Any]]:
+            begin = time.perf_counter()
             head, parts = write(number)
             link.begin(kind, {"table": self.number, **head}, parts)
-            return lambda: link.finish(self._in[number] if pulls else [])[0]
+
+            def finish() -> dict[str, Any]:
+                answer = link.finish(self._in[number] if pulls else [])[0]
+                name = "assign" if kind == Kind.ASSIGN else " and ".join(_did(kind == Kind.PUSH, pulls))
+                spans.add(spans.EXCHANGE, name, begin, time.perf_counter(), track=f"server {number}")
+                return answer
+
+            return finish
 
         return self._client.each(ask)
+
+
+def _did(pushed: bool, pulled: bool) -> list[str]:
+    return ["push"] * pushed + ["pull"] * pulled
 
 
 class RowCopy:

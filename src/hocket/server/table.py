@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hocket import spans
 from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
 from hocket.server.shard import Contribution, Gradient, Shard
@@ -197,7 +198,7 @@ class Table:
 
     def _apply(self, contributions: Sequence[Contribution]) -> None:
         self._rounds += 1
-        begin = self._clock()
+        begin, began = self._clock(), time.perf_counter()
         try:
             self.shard.set_groups(self._groups[contributions[-1].rank])
             self._update([each for each in contributions if each.weight > 0])
@@ -211,6 +212,9 @@ class Table:
             raise JobError(f"{name} failed on a server, see its output: {type(error).__name__}: {error}") from error
         finally:
             self.busy += self._clock() - begin
+            whose = "of all ranks" if len(contributions) > 1 else f"of rank {contributions[0].rank}"
+            name = f"update with the gradient{'s' if len(contributions) > 1 else ''} {whose}"
+            spans.add(spans.SERVE, name, began, time.perf_counter(), track="updates")
 
     def _update(self, counted: Sequence[Contribution]) -> None:
         clip = self.terms.clip if self.terms.is_collected else None
@@ -231,7 +235,9 @@ class Table:
     def _wait(self, rank: int | None, missing: Callable[[], list[int]], note: Note, *, patience: float | None) -> None:
         """Sleep while anybody is missing; whoever still is after ``patience`` is excused, and then not to be missed."""
         wait = Wait(self._condition, self._timeout, self._clock, note, "push a gradient")
+        began, waits = time.perf_counter(), False
         while ranks := missing():
+            waits = True
             if patience is not None and wait.seconds >= patience:
                 for each in ranks:
                     self.pace.excuse(each)
@@ -241,6 +247,10 @@ class Table:
                 wait.sleep(ranks, patience)
         if rank is not None:
             self.tallies[rank].waited += wait.seconds
+            if waits:
+                spans.add(
+                    spans.WAIT, f"rank {rank} waits for others", began, time.perf_counter(), track=f"for rank {rank}"
+                )
 
     def _work(self, copy: Callable[[], None]) -> None:
         begin = self._clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import types
 from abc import ABC
 from collections import OrderedDict
@@ -13,7 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
+from hocket import spans
 from hocket.strategies.collector import Collector
+from hocket.strategies.noise import Gauge
 from hocket.updates.update import Step
 
 
@@ -110,6 +113,11 @@ class Strategy(ABC):
     def refresh(self) -> None:  # noqa: B027 - most have nothing to do
         """Have the parameters as others have made them by now; not collective."""
 
+    @property
+    def gauges(self) -> list[Gauge]:
+        """What measures how much the workers' gradients differ, where that can be seen."""
+        return []
+
     def take_measures(self) -> dict[str, float]:
         """What was measured since the last call, by name, for the record of the run."""
         return {}
@@ -135,7 +143,10 @@ def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Colle
     def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if collector.rests:
             return original(*args, **kwargs)
-        return around_step(original, *args, **kwargs)
+        begin = time.perf_counter()
+        result = around_step(original, *args, **kwargs)
+        spans.add(spans.COMPUTE, "update", begin, time.perf_counter())
+        return result
 
     @functools.wraps(original_zero)
     def zero_grad(_: Optimizer, *args: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -12,6 +13,7 @@ from types import FrameType
 import torch
 from torch import nn
 
+from hocket import spans
 from hocket.comm.communicator import Averager
 from hocket.comm.layout import Layout
 from hocket.errors import StrategyError
@@ -51,6 +53,9 @@ class Collector:
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
         self.weight = 1.0  # of what the next backward passes contribute
+        self.samples = 0  # of all ranks, in the batch at work; 0 if that is not known
+        self.collected = 1  # backward passes that the last exchange is made of
+        self.on_complete: Callable[[int, torch.Tensor], None] | None = None  # a bucket, before it is sent off
         self._task: int | None = None  # autograd's number of the backward pass whose end will call ``end``
         self._hooked = bytearray(len(self.parameters))
         self._weights: list[torch.utils.hooks.RemovableHandle] = []
@@ -192,6 +197,8 @@ class Collector:
         bucket = readiness.arrive(index, nested=nested)
         if bucket is not None:
             self._slots.finish(bucket, self._scale())
+            if self.on_complete is not None:
+                self.on_complete(bucket, self._averager.slots[bucket])
             self._averager.ready(bucket)
         elif readiness.has_sent:
             self._averager.progress()
@@ -225,11 +232,12 @@ class Collector:
                 self.readiness.begin()
             self._slots.reset()
             _armed.pop(self._task, None)
+            _begun.pop(self._task, None)
         self._task = task
         if any(p.requires_grad for p in self._frozen_parameters):
             self.hook_new()  # before anything of this pass is sent
         if task not in _armed:
-            _armed[task] = []
+            _armed[task], _begun[task] = [], time.perf_counter()
             torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_end_all, task))
         _armed[task].append(self)
 
@@ -254,7 +262,7 @@ class Collector:
         if any(p.requires_grad for p in self._frozen_parameters):
             self.hook_new()
         self._slots.finish_all(self._scale())
-        self.passes, self.mean = 0, False
+        self.collected, self.passes, self.mean = self.passes + 1, 0, False
         try:
             self._on_end()
         finally:
@@ -270,6 +278,7 @@ def read_payloads(payloads: Sequence[int]) -> tuple[dict[int, int], bool]:
 
 
 _armed: dict[int, list[Collector]] = {}  # those that wait for the end of a backward pass
+_begun: dict[int, float] = {}  # when its first gradient was seen
 _numbers = itertools.count()
 
 
@@ -284,6 +293,7 @@ def passes() -> int:
 def _end_all(task: int) -> None:
     global _passes
     _passes += 1
+    spans.add(spans.COMPUTE, "backward", _begun.pop(task), time.perf_counter())
     # Which of several models got a gradient first may differ between ranks; the order of exchanges must not.
     for collector in sorted(_armed.pop(task), key=lambda collector: collector.number):
         collector.end()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from hocket import spans
 from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
 from hocket.comm.delayed import DelayedAverager
@@ -30,6 +31,7 @@ from hocket.strategies.exchange import (
 )
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
+from hocket.strategies.noise import Gauge
 from hocket.updates.update import Step
 
 _CODE = 32  # bits of a payload that say what is missing; above: 0, or why a gradient cannot be used
@@ -67,6 +69,7 @@ class DelayedTraining(Strategy):
         self._averager = DelayedAverager(communicator, self._layout)
         self._slots = {id(slots): self._layout.views(slots) for slots in self._averager.all_slots}
         self._results = {id(results): self._layout.views(results) for results in self._averager.all_results}
+        self._gauge = Gauge(communicator.size, members.parameters)
         self._nbytes = sum(parameter.nbytes for parameter in members.parameters)
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._late: Late | None = None
@@ -85,6 +88,10 @@ class DelayedTraining(Strategy):
     @property
     def skipped(self) -> int:
         return self._judgement.skipped
+
+    @property
+    def gauges(self) -> list[Gauge]:
+        return [self._gauge]
 
     @property
     def holds(self) -> bool:
@@ -210,12 +217,15 @@ class DelayedTraining(Strategy):
             self._communicator.meet(trained, 0, "the first gradients after unfreezing")
             self._leave_out_idle()
         code = self._fill(self._slots[id(self._averager.slots)])
+        self._gauge.see_rest(self._averager.slots)
         what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
         payload = code << _CODE | (zlib.crc32(self._sent) if 1 in self._sent else 0)
         self._averager.begin(self._number + number_rates(self._optimizer), payload, what)
         self.steps += 1
         self.sent += self._nbytes
-        self.exchanging += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.exchanging += end - begin
+        spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
         return late
 
     def _fill(self, views: list[torch.Tensor]) -> int:
@@ -252,6 +262,7 @@ class DelayedTraining(Strategy):
         if not self._averager.is_under_way:
             return
         payloads = self._averager.finish()
+        self._gauge.end_step(self._averager.results, self.collector, self._averager.scale)
         codes = {rank: payload >> _CODE for rank, payload in enumerate(payloads)}
         same = len({payload & (1 << _CODE) - 1 for payload in payloads}) == 1
         missing = self._sent if same else agree_on_missing(self._communicator, self._sent)

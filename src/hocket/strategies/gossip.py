@@ -108,7 +108,7 @@ class GossipTraining(LocalTraining):
         self._withdraw(for_good=True)
         self._make_equal()
         self._is_settled = True
-        self.exchanging += time.perf_counter() - begin
+        self._note_exchange(begin)
 
     def idle(self) -> None:
         self._withdraw(for_good=not self._is_settled)  # before its first batch, the loop may turn out to be a glance

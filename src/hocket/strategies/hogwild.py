@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket import spans
 from hocket.comm.communicator import Communicator
 from hocket.errors import StrategyError
 from hocket.server.client import Client
@@ -93,7 +94,7 @@ class HogwildTraining(LocalTraining):
             self._turns.begin(sorted(found))
             self._client.gather("the end of a training loop, with turns", b"")
         self._is_settled = True
-        self.exchanging += time.perf_counter() - begin
+        self._note_exchange(begin)
 
     def flush(self) -> None:
         if self._turns is not None:
@@ -111,7 +112,9 @@ class HogwildTraining(LocalTraining):
         def guarded(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
             with self._guard:
-                self.exchanging += time.perf_counter() - begin
+                end = time.perf_counter()
+                self.exchanging += end - begin
+                spans.add(spans.WAIT, "wait for the lock", begin, end)
                 return original(*args, **kwargs)
 
         result = super()._step(guarded, closure, **options)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket import spans
 from hocket.comm.communicator import Communicator
 from hocket.strategies.base import Strategy, wrap
 from hocket.strategies.blend import average_once, copy_to, floating_buffers, look_up
@@ -21,6 +22,8 @@ from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
 from hocket.strategies.optimizer_state import CommonState, merged_state
 from hocket.updates.update import Step
+
+_SHORTEST = 50e-6  # seconds; in most batches there is nothing to exchange, and that is not worth a span
 
 
 class LocalTraining(Strategy):
@@ -66,14 +69,14 @@ class LocalTraining(Strategy):
         self._is_settled = self._has_moved = False
         begin = time.perf_counter()
         self._exchange(samples)
-        self.exchanging += time.perf_counter() - begin
+        self._note_exchange(begin)
 
     def settle(self) -> None:
         if not self._is_settled:
             begin = time.perf_counter()
             self._make_equal()
             self._is_settled = True
-            self.exchanging += time.perf_counter() - begin
+            self._note_exchange(begin)
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -92,6 +95,12 @@ class LocalTraining(Strategy):
     def rest(self) -> None:
         super().rest()
         CommonState(self._communicator, self._optimizer).make_equal()
+
+    def _note_exchange(self, begin: float) -> None:
+        end = time.perf_counter()
+        self.exchanging += end - begin
+        if end - begin > _SHORTEST:
+            spans.add(spans.EXCHANGE, "exchange models", begin, end, number=self.batches)
 
     @abstractmethod
     def _exchange(self, samples: int) -> None:

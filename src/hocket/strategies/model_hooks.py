@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from hocket import spans
 from hocket.strategies.collector import Collector
 
 
@@ -17,6 +19,8 @@ class ModelHooks:
 
     before_forward: Callable[[], None] | None = None
     """Called before a forward pass."""
+
+    _began = 0.0  # the forward pass
 
     def __init__(self, model: nn.Module, collector: Collector) -> None:
         self._hooked = {id(module) for module in model.modules()}
@@ -47,11 +51,15 @@ class ModelHooks:
             self._collector.begin()
             if self.before_forward is not None:
                 self.before_forward()
+            self._began = time.perf_counter()
 
     def after(self, module: nn.Module, _: object, output: object) -> None:
         # Under reentrant checkpointing all parameters may get their gradients in inner backward passes; the hook
         # on the output runs in the outer one.
-        if id(module) in self._hooked and not torch.compiler.is_compiling() and torch.is_grad_enabled():
+        if id(module) not in self._hooked or torch.compiler.is_compiling():
+            return
+        spans.add(spans.COMPUTE, "forward" if module.training else "evaluate", self._began, time.perf_counter())
+        if torch.is_grad_enabled():
             for tensor in _tensors(output):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(self._arm)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket import spans
 from hocket.errors import SharedCopyError, StrategyError
 from hocket.server import rule
 from hocket.server.client import Client
@@ -157,7 +158,9 @@ class ServedTraining(Strategy):
         with hooks_outside(self._optimizer, options):
             begin = time.perf_counter()
             self._exchange(weight=self._client.turn.weight if allowed else 0.0)
-            self.exchanging += time.perf_counter() - begin
+            end = time.perf_counter()
+            self.exchanging += end - begin
+            spans.add(spans.EXCHANGE, "exchange with servers", begin, end, number=self.steps)
         self.steps += 1
         return loss
 

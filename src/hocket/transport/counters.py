@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from hocket import spans
 from hocket.transport import futex
 from hocket.transport.area import LINE, Area, aligned
 from hocket.transport.gate import Description, Gate, Waiting
@@ -40,6 +41,7 @@ class Counters:
 
     def wait(self, count: int, ranks: range, what: Description) -> None:
         """Until it is; raises as ``Gate.meet`` does."""
+        begin = time.perf_counter() if spans.are_kept() else 0.0
         spins, waiting = _SPINS, None
         for rank in ranks:
             while (self._words[rank * 16] - count) & 0xFFFFFFFF >= 1 << 31:
@@ -51,3 +53,5 @@ class Counters:
                         lambda r: r not in ranks or (self._words[r * 16] - count) & 0xFFFFFFFF < 1 << 31,
                     )
                     self._gate.sleep(rank, waiting, self._words, self._address, self._asleep)
+        if begin and waiting is not None:
+            spans.add(spans.WAIT, "wait for ranks of this host", begin, time.perf_counter())

@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from hocket import spans
 from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
 from hocket.transport import futex
 from hocket.transport.area import LINE, Area, aligned
@@ -128,6 +129,7 @@ class Gate:
             WorkerLost: a rank ended before it came.
             DeadlineExceeded: a rank did not come within the timeout.
         """
+        begin = time.perf_counter() if spans.are_kept() else 0.0
         self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF
         words, rank, table = self._words, self.rank, sequence & 1
         signatures, payloads = self._signatures[table], self._payloads[table]
@@ -147,6 +149,8 @@ class Gate:
                 if spins < 0:
                     waiting = waiting or Waiting(what, time.monotonic(), lambda r: words[r * 16] in here)
                     self.sleep(peer, waiting, words, self._address, self._asleep)
+        if begin:
+            spans.add(spans.WAIT, spans.MEETING, begin, time.perf_counter(), number=sequence)
         found = signatures.tolist()
         if found.count(number) != self.size:
             self._disagree(what)

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import torch
 
+from hocket import spans
 from hocket.errors import CheckpointError, MismatchError
 from hocket.events import Happening
 from hocket.job.checkpoint import parts, tensor_file
@@ -86,7 +87,7 @@ class Saver:
             return Saving()  # one worker saves what is on the servers
         if patient:
             self.settle()
-        with contextlib.ExitStack() as averaged:
+        with contextlib.ExitStack() as averaged, spans.span(spans.DATA, "take a checkpoint"):
             for strategy in runtime.strategies:
                 averaged.enter_context(strategy.merged())
             return self._save(folder, subjects, keep)
@@ -195,7 +196,9 @@ class Saver:
                 self._stores[folder.parent].release()
         if rank == 0:
             self._good = saving.path
-            seconds = round(time.perf_counter() - begin, 3)
+            end = time.perf_counter()
+            spans.add(spans.DATA, "write a checkpoint", begin, end, track="checkpoints")
+            seconds = round(end - begin, 3)
             details = {"folder": str(folder), "path": str(saving.path), "step": taken.step, "seconds": seconds}
             self._runtime.sink.put(Happening("checkpoint saved", details))
 

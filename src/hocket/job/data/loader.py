@@ -161,6 +161,14 @@ class Loader:
         """Whether every rank has a stream of data of its own."""
         return self._runtime.config.size > 1 and (self.local or self._divided)
 
+    @property
+    def pass_samples(self) -> int | None:
+        """Samples of a pass over the data, of all ranks; None where nobody can know."""
+        indices, batch = getattr(self.original, "sampler", None), self.original.batch_size
+        if self._sampler is None or self.is_per_rank or not isinstance(indices, Sized) or batch is None:
+            return None
+        return len(indices) // batch * batch if self.original.drop_last else len(indices)
+
     def state(self) -> dict[str, Any]:
         """Where this loader is, as plain data with tensors; from it another one can go on."""
         if self._pass is None:
@@ -215,6 +223,7 @@ class Loader:
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
             now.random = runtime.restore_random()  # whatever was drawn since the resumption
+        items = now.watched(items, training=training)
         given: Counts | None = None  # what is known of the batch that the loop has
         if training:
             runtime.begin_loop(self, now.plan.epoch)
@@ -222,8 +231,7 @@ class Loader:
             while True:
                 if training:
                     self._end_step(given)
-                item = next(items, None)
-                if item is None:
+                if (item := next(items, None)) is None:
                     break
                 batch, counts = item
                 everywhere = counts.everywhere or counts.here

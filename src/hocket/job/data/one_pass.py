@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
+from hocket import spans
 from hocket.job.data.sharding import Counts, Plan, Start
 from hocket.job.randomness import RandomState
+
+Item = TypeVar("Item")
 
 
 class Pass:
@@ -36,3 +41,18 @@ class Pass:
         self.batches += 1
         self.samples += everywhere
         self.taken = counts.taken or self.taken
+
+    def watched(self, items: Iterator[Item], *, training: bool) -> Iterator[Item]:
+        """The same items; a timeline, if there is one, is told how long each took to come, and how long it was used."""
+        return self._watch(items, training=training) if spans.are_kept() else items
+
+    def _watch(self, items: Iterator[Item], *, training: bool) -> Iterator[Item]:
+        while True:
+            begin = time.perf_counter()
+            if (item := next(items, None)) is None:
+                return
+            given = time.perf_counter()
+            spans.add(spans.DATA, "next batch", begin, given)
+            yield item
+            if training:
+                spans.add(spans.FRAME, "batch", given, time.perf_counter(), number=self.batches)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from hocket import spans
 from hocket.job.data.sharding import Counts, Plan
 from hocket.job.runtime import Runtime
 from hocket.server.client import Client
@@ -95,7 +96,8 @@ class Turns:
             strategy.flush()
             strategy.idle()
         self._finish(self._given)  # gradients that are kept go into a later step; nobody is to wait for that
-        return self.deal.wait()
+        with spans.span(spans.WAIT, "wait for the last batches of others"):
+            return self.deal.wait()
 
     def leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
         """A training loop is over, or was left: nobody is to wait for its next push.

@@ -1,0 +1,229 @@
+"""Which pictures a comparison has, in the order in which they are looked at; one without data is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hocket.compare import amounts, axes, bars, curves, workers
+from hocket.compare.bars import Panel
+from hocket.compare.canvas import Colours, Picture
+from hocket.compare.results import Comparison, Entry, Spread
+from hocket.compare.style import PARTS, Looks, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def pictures(comparison: Comparison) -> list[Picture]:
+    """All that there is something to show of."""
+    looks = Looks(comparison)
+    lines = curves.pictures(comparison, looks)
+    target = comparison.target
+    first = 2 if target and target.metric in comparison.metrics else 0
+    found: list[Picture] = []
+    if any(entry.time_to_target for entry in comparison.entries):
+        found += _time_to_target(comparison, looks)
+    else:
+        found += _throughput(comparison, looks)
+    found += lines[:first]
+    found += [*_shares(comparison), *_sent(comparison, looks), *workers.pictures(comparison, looks)]
+    return [*found, *_staleness(comparison, looks), *_noise(comparison, looks), *lines[first:]]
+
+
+def _bars(
+    name: str, title: str, caption: str, entries: Sequence[Entry], looks: Looks, panels: Sequence[Panel]
+) -> Picture:
+    return Picture(
+        name,
+        title,
+        caption,
+        bars.height(len(entries)),
+        lambda figure, colours: bars.draw(figure, colours, looks, entries, panels),
+    )
+
+
+def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
+    target, entries = comparison.target, comparison.entries
+    goal = f"{target.metric} {amounts.metric(target.value)}" if target else "the target"
+    times = [entry.time_to_target for entry in entries]
+    one = times[0] if comparison.baseline is entries[0] else None
+    unit, name = amounts.unit_of_seconds(max(spread.highest for spread in times if spread))
+
+    def said(spread: Spread) -> str:
+        faster = f", {amounts.times(one.median / spread.median)}" if one and spread.median and spread is not one else ""
+        return f"{amounts.plain(spread.median / unit, zeros=True)} {name}{faster}"
+
+    why = [_why_not(entry) for entry in entries]
+    found = [
+        _bars(
+            "time-to-target",
+            f"time to {goal}",
+            "Shorter is better; whiskers reach from the fastest repeat to the slowest, × is how many times as fast as"
+            " one worker.",
+            entries,
+            looks,
+            [Panel(f"time ({name})", times, said, why, unit)],
+        )
+    ]
+    per_pass = [_around(entry.seconds_per_pass, [r.seconds_per_pass for r in entry.reached]) for entry in entries]
+    passes = [_around(entry.passes, [r.passes for r in entry.reached]) for entry in entries]
+    if any(per_pass):
+        small, short_name = amounts.unit_of_seconds(max(spread.highest for spread in per_pass if spread))
+        nothing = ["–"] * len(entries)
+        found.append(
+            _bars(
+                "passes",
+                "the same as time per pass × passes",
+                "Which of the two a strategy improves: left, how fast it goes through the data; right, how often it has"
+                " to.",
+                entries,
+                looks,
+                [
+                    Panel(
+                        f"one pass ({short_name})",
+                        per_pass,
+                        lambda s: amounts.plain(s.median / small, zeros=True),
+                        nothing,
+                        small,
+                    ),
+                    Panel("passes over the data", passes, lambda s: amounts.plain(s.median, zeros=True), nothing),
+                ],
+            )
+        )
+    return found
+
+
+def _around(value: float | None, others: Sequence[float | None]) -> Spread | None:
+    spread = Spread.of(others)
+    return Spread(value, spread.lowest, spread.highest) if spread and value is not None else None
+
+
+def _why_not(entry: Entry) -> str:
+    if entry.failure:
+        return "failed"
+    return "not reached" if entry.good else "no run yet"
+
+
+def _throughput(comparison: Comparison, looks: Looks) -> list[Picture]:
+    entries = comparison.entries
+    speeds = [entry.speed for entry in entries]
+    one = speeds[0] if comparison.baseline is entries[0] else None
+
+    def said(spread: Spread) -> str:
+        faster = f", {amounts.times(spread.median / one.median)}" if one and one.median and spread is not one else ""
+        return f"{amounts.plain(spread.median)}{faster}"
+
+    if not any(speeds):
+        return []
+    why = ["failed" if entry.failure else "not known" if entry.good else "no run yet" for entry in entries]
+    caption = "Longer is faster; this says nothing about how much is learned from a sample."
+    panel = Panel("samples a second", speeds, said, why)
+    return [_bars("throughput", "samples a second, of all workers", caption, entries, looks, [panel])]
+
+
+def _sent(comparison: Comparison, looks: Looks) -> list[Picture]:
+    entries = [entry for entry in comparison.entries if entry.good]
+    sent, each = [entry.sent for entry in entries], [entry.sent_per_sample for entry in entries]
+    if not any(spread and spread.highest for spread in sent):
+        return []
+    panels = []
+    for label, spreads in (("sent", sent), ("sent per sample", each)):
+        unit, name = amounts.unit_of_bytes(max(spread.highest for spread in spreads if spread))
+        panels.append(Panel(f"{label} ({name})", spreads, _size, ["–"] * len(entries), unit))
+    caption = "What all workers handed to exchanges: what a slow network would have to carry."
+    return [_bars("sent", "bytes sent", caption, entries, looks, panels)]
+
+
+def _size(spread: Spread) -> str:
+    return amounts.size(spread.median)
+
+
+def _noise(comparison: Comparison, looks: Looks) -> list[Picture]:
+    found = [(entry, spread) for entry in comparison.entries if (spread := noise_scale(entry))]
+    if not found:
+        return []
+    caption = (
+        "The batch, of all workers together, up to which more samples make a step better nearly in proportion"
+        " (McCandlish et al. 2018); beyond it, more workers help less and less."
+    )
+    entries = [entry for entry, _ in found]
+    panel = Panel(
+        "batch (samples)", [spread for _, spread in found], lambda s: amounts.plain(s.median), [""] * len(found)
+    )
+    return [_bars("noise-scale", "gradient noise scale", caption, entries, looks, [panel])]
+
+
+def noise_scale(entry: Entry) -> Spread | None:
+    """Samples; None where none was measured."""
+    values = [result.gradients.get("noise scale") for result in entry.good]
+    return Spread.of([float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v) and v > 0])
+
+
+def _shares(comparison: Comparison) -> list[Picture]:
+    entries = [entry for entry in comparison.entries if entry.shares]
+    if not entries:
+        return []
+
+    def draw(figure: Figure, colours: Colours) -> None:
+        plot = figure.add_subplot()
+        for part, hatch in PARTS.items():
+            lefts = [
+                100 * sum(entry.shares.get(other, 0.0) for other in list(PARTS)[: list(PARTS).index(part)])
+                for entry in entries
+            ]
+            plot.barh(
+                range(len(entries)),
+                [100 * entry.shares.get(part, 0.0) for entry in entries],
+                left=lefts,
+                height=0.42,
+                color=colours[part],
+                edgecolor=colours["ink"],
+                linewidth=0.6,
+                hatch=hatch,
+                label=part,
+            )
+        for row, entry in enumerate(entries):
+            text = " · ".join(amounts.share(entry.shares.get(part, 0.0)) for part in PARTS)
+            plot.annotate(short(entry.name, 30), (0, row - 0.28), va="bottom")
+            plot.annotate(text, (100, row - 0.28), va="bottom", ha="right")
+        bars.frame(plot, len(entries))
+        plot.set_xlim(0, 100)
+        plot.set_xlabel("share of the training time (%)")
+        axes.legend(figure, plot)
+
+    height = bars.height(len(entries)) + axes.legend_height(PARTS)
+    caption = (
+        "Where the time of all workers goes: much waiting says that some are slower than others, much communication"
+        " that exchanges are too large or too many."
+    )
+    return [Picture("shares", "compute, communication and waiting", caption, height, draw)]
+
+
+def _staleness(comparison: Comparison, looks: Looks) -> list[Picture]:
+    entries = [entry for entry in comparison.entries if entry.staleness and entry.workers > 1]
+    if not entries:
+        return []
+    panels = min(6, len(entries))
+    shown = entries[-panels:]
+
+    def draw(figure: Figure, colours: Colours) -> None:
+        plots = figure.subplots(panels, 1, sharex=True, sharey=True, squeeze=False)
+        for number, entry in enumerate(shown):
+            plot = plots[number][0]
+            total = sum(entry.staleness.values())
+            heights = [100 * count / total for count in entry.staleness.values()]
+            mean = sum(value * count for value, count in entry.staleness.items()) / total
+            colour = colours[looks.of(entry).tone]
+            plot.bar(list(entry.staleness), heights, width=0.8, color=colour, gid=f"staleness-{number}")
+            plot.set_title(f"{short(entry.name, 30)}: mean {amounts.plain(mean, 2)}", loc="left")
+            plot.grid(False, axis="x")
+            plot.set_ylabel("pushes (%)")
+            plot.set_ylim(bottom=0)
+            axes.numbers(plot.yaxis, ticks=3)
+        axes.numbers(plots[-1][0].xaxis, whole=True, ticks=8)
+        plots[-1][0].set_xlabel("staleness (updates between pull and push)")
+
+    caption = "How many updates of others were made to the parameters while a worker computed its gradient from them."
+    return [Picture("staleness", "staleness of pushes", caption, 60 + 115 * panels, draw)]

@@ -1,0 +1,231 @@
+"""The report: one HTML file with everything in it, which needs no network and no scripts to be read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hocket.compare import amounts, canvas, figures, summary, verdict
+from hocket.compare.results import Comparison, Entry
+from hocket.compare.style import TONES, Looks
+from hocket.errors import UsageError
+
+NAME = "report.html"
+_ROWS = 25  # of one run's curve in the table of numbers; the JSON has all
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def write(comparison: Comparison, folder: Path) -> Path:
+    """Writes ``report.html`` into ``folder``, which is made if it is not there; without matplotlib it has no pictures.
+
+    Raises:
+        UsageError: The folder cannot be written to.
+    """
+    path = folder / NAME
+    beside = folder / f".{NAME}.{os.getpid()}"
+    text = html(comparison)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)  # who has it open, or is interrupted, never sees half of it
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; name another folder") from error
+    return path
+
+
+def html(comparison: Comparison) -> str:
+    """The page's text."""
+    title = f"Comparison of {Path(comparison.script).name}: which strategy is fastest?"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="answer">{escape(verdict.of(comparison))}</p>',
+        *_summary(comparison),
+        *_failures(comparison),
+        *_list("Notes", comparison.notes),
+        *_pictures(comparison),
+        *_gradients(comparison),
+        *_about(comparison),
+        *_numbers(comparison),
+    ]
+    head = (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>\n{_css()}</style>\n</head>\n'
+    )
+    return "\n".join([f"{head}<body>\n<main>", *body, "</main>\n</body>\n</html>\n"])
+
+
+def _css() -> str:
+    light = " ".join(f"--{name}: {tone.light};" for name, tone in TONES.items())
+    dark = " ".join(f"--{name}: {tone.dark};" for name, tone in TONES.items())
+    text = resources.files("hocket.compare").joinpath("page.css").read_text(encoding="utf-8")
+    return text.replace("PALETTE }", f"{light} }}").replace("DARK }", f"{dark} }}")
+
+
+def _summary(comparison: Comparison) -> list[str]:
+    table, looks = summary.of(comparison), Looks(comparison)
+    if not table.rows:
+        return []
+    times = [(entry.time_to_target.median, entry) for entry in comparison.entries if entry.time_to_target]
+    best = min(times, key=lambda pair: pair[0])[1] if times else None
+    cells = []
+    for entry, row in zip(comparison.entries, table.rows, strict=True):
+        mark = f'<span class="mark" style="background: var(--{looks.of(entry).tone})"></span>'
+        others = "".join(f"<td>{_lines(text)}</td>" for text in row[1:])
+        kind = ' class="best"' if entry is best else ""
+        cells.append(f'<tr{kind}><th scope="row">{mark}{_breakable(row[0])}</th>{others}</tr>')
+    heads = "".join(
+        f'<th scope="col"{"" if column.number else " class=text"} title="{escape(column.about)}">'
+        f"{escape(column.title)}</th>"
+        for column in table.columns
+    )
+    repeats = f"Medians of {comparison.repeats} repeats." if comparison.repeats > 1 else "One run of each."
+    said = f"{repeats} Time to target = one pass × passes over the data; efficiency is speed-up for each worker."
+    return [
+        "<h2>Summary</h2>",
+        '<div class="scroll summary" tabindex="0" role="region" aria-label="Summary">',
+        f"<table><thead><tr>{heads}</tr></thead><tbody>",
+        *cells,
+        "</tbody></table></div>",
+        f'<p class="soft">{said}</p>',
+    ]
+
+
+def _lines(text: str) -> str:
+    """The second one is small."""
+    first, _, second = text.partition("\n")
+    return escape(first) + (f"<br><small>{escape(second)}</small>" if second else "")
+
+
+def _breakable(name: str) -> str:
+    """A strategy may go on in the next line after its brackets and commas."""
+    return escape(name).replace("(", "(<wbr>").replace(",", ",<wbr>")
+
+
+def _failures(comparison: Comparison) -> list[str]:
+    """One line for each reason, with the repeats that it ended."""
+    found = []
+    for entry in comparison.entries:
+        reasons: dict[str, int] = {}
+        for result in entry.results:
+            if result.failure:
+                reasons[result.failure] = reasons.get(result.failure, 0) + 1
+        for reason, count in reasons.items():
+            found.append(f"{verdict.called(entry)}, {count} of {len(entry.results)} repeats: {reason}")
+    return _list("Failed", found, "failed")
+
+
+def _list(title: str, sentences: Iterable[str], kind: str = "") -> list[str]:
+    lines = [f"<li>{escape(sentence)}</li>" for sentence in sentences]
+    opening = f'<ul class="{kind}">' if kind else "<ul>"
+    return [f"<h2>{title}</h2>", opening, *lines, "</ul>"] if lines else []
+
+
+def _pictures(comparison: Comparison) -> list[str]:
+    try:
+        canvas.check()
+    except UsageError as error:
+        return ["<h2>Pictures</h2>", f"<p>{escape(_capital(str(error)))}</p>"]
+    found = []
+    for picture in figures.pictures(comparison):
+        says = "".join(f"<li>{escape(sentence)}.</li>" for sentence in picture.says)
+        found.append(
+            f'<figure id="{picture.name}"><h3>{escape(_capital(picture.title))}</h3>\n{canvas.svg(picture)}\n'
+            f"<figcaption>{escape(picture.caption)}</figcaption>"
+            + (f'<ul class="says">{says}</ul>' if says else "")
+            + "</figure>"
+        )
+    return ["<h2>Pictures</h2>", '<div class="plots">', *found, "</div>"] if found else []
+
+
+def _gradients(comparison: Comparison) -> list[str]:
+    """What each strategy's gradients say, once where repeats say the same."""
+    found: dict[str, None] = {}
+    for entry in comparison.entries:
+        for result in entry.good:
+            if says := result.gradients.get("says"):
+                found[f"{verdict.called(entry)}: {says}"] = None
+                break  # of one seed; the picture has the spread
+    return _list("Gradients", found)
+
+
+def _about(comparison: Comparison) -> list[str]:
+    facts = {"command": comparison.command, **comparison.about}
+    lines = [
+        f"<dt>{escape(name)}</dt><dd>{f'<code>{escape(text)}</code>' if name == 'command' else escape(text)}</dd>"
+        for name, text in facts.items()
+        if text
+    ]
+    return ["<h2>How this was made</h2>", '<dl class="about">', *lines, "</dl>"]
+
+
+def _numbers(comparison: Comparison) -> list[str]:
+    """The curves for those who read numbers, and for programs."""
+    rows = [row for entry in comparison.entries for row in _curve_rows(entry, comparison.metrics)]
+    found = []
+    if rows:
+        heads = "".join(
+            f'<th scope="col"{kind}>{name}</th>'
+            for name, kind in (
+                ("strategy", ' class="text"'),
+                ("repeat", ""),
+                ("metric", ' class="text"'),
+                ("time (s)", ""),
+                ("samples", ""),
+                ("value", ""),
+            )
+        )
+        found = [
+            f"<details><summary>The curves as numbers (at most {_ROWS} of each; all are in this file as JSON, in the"
+            " element with the id <code>data</code>)</summary>",
+            '<div class="scroll" tabindex="0" role="region" aria-label="Curves as numbers">',
+            f"<table><thead><tr>{heads}</tr></thead><tbody>",
+            *rows,
+            "</tbody></table></div></details>",
+        ]
+    data = json.dumps(_finite(asdict(comparison)), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")  # no tag can begin in it
+    return [*found, f'<script type="application/json" id="data">{data}</script>']
+
+
+def _curve_rows(entry: Entry, metrics: Sequence[str]) -> list[str]:
+    found = []
+    for result in entry.good:
+        for metric in metrics:
+            points = result.curves.get(metric, [])
+            step = max(1, math.ceil(len(points) / _ROWS))
+            for point in points[::-step][::-1]:  # with the last
+                found.append(
+                    f'<tr><td class="text">{escape(entry.name)}</td><td>{result.repeat + 1}</td>'
+                    f'<td class="text">{escape(metric)}</td><td>{amounts.plain(point.seconds, 4)}</td>'
+                    f"<td>{point.samples:,}</td><td>{amounts.plain(point.value, 5)}</td></tr>"
+                )
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """Without NaN and infinities, which JSON does not have: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value if isinstance(value, (str, int, bool)) or value is None else str(value)
+
+
+def _capital(sentence: str) -> str:
+    """As a sentence begins, but for names with brackets, which are typed as they are."""
+    first = sentence.split(" ", 1)[0]
+    return sentence if "(" in first or "_" in first else sentence[:1].upper() + sentence[1:]

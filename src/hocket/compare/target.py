@@ -1,0 +1,67 @@
+"""What ``--until`` says: ``accuracy=0.95``, ``loss<=0.3``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hocket.compare.results import Point, Target
+from hocket.errors import UsageError
+from hocket.observe import show
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A target whose direction may still be unknown.
+
+    Attributes:
+        metric: Its name.
+        value: To be reached.
+        rises: Whether from below; None if neither the user nor the metric's name says so.
+    """
+
+    metric: str
+    value: float
+    rises: bool | None
+
+    def target(self, curve: Sequence[Point]) -> Target | None:
+        """With a direction, that from the first value to the wanted one if need be; None while nothing is known."""
+        if self.rises is not None:
+            return Target(self.metric, self.value, self.rises)
+        first = next((point.value for point in curve if math.isfinite(point.value)), None)
+        return None if first is None else Target(self.metric, self.value, self.value >= first)
+
+
+def parse(text: str) -> Wish:
+    """Read the value of ``--until``.
+
+    Raises:
+        UsageError: It is none.
+    """
+    found = re.fullmatch(r"\s*(.+?)\s*(<=|>=|<|>|=)\s*(\S+)\s*", text)
+    try:
+        value = float(found[3]) if found else math.nan
+    except ValueError:
+        value = math.nan
+    if found is None or not math.isfinite(value):
+        raise UsageError(
+            f"--until {text}: write a metric that the script reports and a number: accuracy=0.95, loss<=0.3"
+        )
+    rises = show.rises(found[1]) if found[2] == "=" else found[2].startswith(">")
+    return Wish(found[1], value, rises)
+
+
+def unknown(wish: Wish, reported: Sequence[str]) -> UsageError:
+    """What is said if the script does not report this metric."""
+    if not reported:
+        return UsageError(
+            f"--until {wish.metric}: the script reports no metrics: call hocket.report({_keyword(wish.metric)}=…) "
+            "in it, or leave out --until"
+        )
+    return UsageError(f"--until {wish.metric}: the script does not report it; what it reports is {', '.join(reported)}")
+
+
+def _keyword(name: str) -> str:
+    return name if name.isidentifier() else "accuracy"

@@ -1,0 +1,48 @@
+"""Reads the curves of a run: what was reported when, and how far training was at its beginning and its end."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hocket.errors import RecordError
+from hocket.observe.reader import connect
+from hocket.observe.tables import FILE
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Of one run, so far.
+
+    Attributes:
+        metrics: By name, in the order of their first values: times, samples and values.
+        first: The time of the first batch that rank 0 had; None if there was none, so no training loop of ours.
+        last: The time of the last sign of it, the end of an epoch if there was one; ``seen`` samples by then.
+        epoch: In which it was then, from 1; ``step`` batches of it.
+    """
+
+    metrics: dict[str, list[tuple[float, int, float]]] = field(default_factory=dict)
+    first: float | None = None
+    last: float | None = None
+    seen: int = 0
+    epoch: int = 0
+    step: int = 0
+
+
+def read(folder: Path) -> Curves:
+    """Read those in the record in ``folder``, while the run goes on or later."""
+    metrics: dict[str, list[tuple[float, int, float]]] = {}
+    try:
+        with closing(connect(folder / FILE)) as database:
+            database.execute("BEGIN")
+            rows = database.execute("SELECT name, time, samples, value FROM metrics ORDER BY rowid")
+            for name, when, samples, value in rows:
+                metrics.setdefault(name, []).append((when, samples, math.nan if value is None else value))
+            first = database.execute("SELECT time FROM steps ORDER BY rowid LIMIT 1").fetchone()
+            last = database.execute("SELECT time, seen, epoch, step FROM steps ORDER BY rowid DESC LIMIT 1").fetchone()
+    except sqlite3.Error as error:
+        raise RecordError(f"{folder / FILE} cannot be read: {error}") from None
+    return Curves(metrics) if first is None else Curves(metrics, first[0], *last)

@@ -1,0 +1,150 @@
+"""Writes the timeline of a run while it goes on: a JSON array of trace events, one in a line.
+
+Perfetto and Chrome read it (the "Trace Event Format"). Each process of the job is a process there, its tracks are
+threads. Times are microseconds since the launcher began, by its own clock. What is written survives the launcher's
+death; only the closing bracket is missing then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import RecordError, UsageError
+from hocket.events import Happening, Spans
+from hocket.spans import FRAME, SCRIPT
+
+_SERVERS = 1_000_000  # process numbers of servers come after those of all ranks
+
+
+class Timeline:
+    """The timeline of one run.
+
+    ``take`` and ``note`` raise RecordError when it cannot be written to any more; afterwards they do nothing.
+
+    Attributes:
+        path: Where it is.
+        ahead: By how many seconds the monotonic clock of a host is ahead of this one's.
+        lost: How many spans processes had no room for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the file, in place of one that is there; a UsageError says why it cannot be made."""
+        if path.suffix != ".json":
+            raise UsageError(f"--timeline {path}: must end with .json, for example --timeline out.json")
+        self.path = path
+        self.ahead: Callable[[str], float] = _same_clock
+        self._origin = time.perf_counter_ns()
+        self._tracks: dict[tuple[int, str], int] = {}
+        self._lost: dict[int, int] = {}
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._write(f"[\n{_line(name='hocket', ph='M', pid=0, args={'started': time.time()})}".encode())
+        except (OSError, RecordError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"--timeline {path}: {reason}; name a file that can be written to") from None
+
+    @property
+    def lost(self) -> int:
+        return sum(self._lost.values())
+
+    def take(self, role: str, number: int, host: str, record: Spans) -> None:
+        """Write down what a process has done.
+
+        Args:
+            role: ``rank`` or ``server``.
+            number: Which one.
+            host: Where it is.
+            record: What it tells.
+        """
+        process = _process(role, number)
+        lines: list[str] = []
+        self._introduce(process, role, number, host, lines)
+        origin = record.base - self._origin - round(self.ahead(host) * 1e9)
+        heads = []
+        for name, track, kind in record.names:
+            thread = self._thread(process, track, lines)
+            shown = json.dumps(name)[:-1]
+            heads.append((shown, kind == FRAME, f'"cat":"{kind}","ph":"X","pid":{process},"tid":{thread},"ts":'))
+        rows = iter(record.rows)
+        for index, begin, took, which in zip(rows, rows, rows, rows, strict=True):
+            shown, is_numbered, head = heads[index]
+            title = f'{shown} {which}"' if is_numbered and which >= 0 else f'{shown}"'
+            args = f',"args":{{"number":{which}}}' if which >= 0 else ""
+            lines.append(f'{{"name":{title},{head}{(origin + begin) / 1e3:.3f},"dur":{took / 1e3:.3f}{args}}}')
+        self._lost[process] = record.lost
+        self._append(lines)
+
+    def note(self, role: str, number: int, host: str, record: Happening) -> None:
+        """Write down that something happened in a process, just now."""
+        process = _process(role, number)
+        lines: list[str] = []
+        self._introduce(process, role, number, host, lines)
+        self._append([*lines, _line(name=record.name, ph="i", s="p", pid=process, tid=1, ts=self._now())])
+
+    def mark(self, name: str) -> None:
+        """Write down that the launcher has seen something, just now."""
+        self._append([_line(name=name, ph="i", s="g", pid=0, tid=0, ts=self._now())])
+
+    def finish(self) -> None:
+        """The run has ended: complete the file. May be called twice."""
+        if self._descriptor is not None:
+            with contextlib.suppress(RecordError):
+                self._write(b"\n]\n")
+            self._close()
+
+    def _introduce(self, process: int, role: str, number: int, host: str, lines: list[str]) -> None:
+        if (process, SCRIPT) in self._tracks:
+            return
+        who = {"name": f"{role} {number} on {host}", "role": role, "number": number, "host": host}
+        lines.append(_line(name="process_name", ph="M", pid=process, args=who))
+        lines.append(_line(name="process_sort_index", ph="M", pid=process, args={"sort_index": process}))
+        self._thread(process, SCRIPT, lines)
+
+    def _thread(self, process: int, track: str, lines: list[str]) -> int:
+        thread = self._tracks.get((process, track))
+        if thread is None:
+            thread = self._tracks[process, track] = 1 + sum(each == process for each, _ in self._tracks)
+            lines.append(_line(name="thread_name", ph="M", pid=process, tid=thread, args={"name": track}))
+            lines.append(_line(name="thread_sort_index", ph="M", pid=process, tid=thread, args={"sort_index": thread}))
+        return thread
+
+    def _now(self) -> float:
+        return (time.perf_counter_ns() - self._origin) / 1e3
+
+    def _append(self, lines: list[str]) -> None:
+        if lines and self._descriptor is not None:
+            self._write("".join(f",\n{line}" for line in lines).encode())
+
+    def _write(self, data: bytes) -> None:
+        assert self._descriptor is not None
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            self._close()
+            raise RecordError(error.strerror or str(error)) from None
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _process(role: str, number: int) -> int:
+    """The number of a process in the file."""
+    return number + 1 if role == "rank" else _SERVERS + number
+
+
+def _same_clock(_: str) -> float:
+    return 0.0
+
+
+def _line(**fields: Any) -> str:
+    return json.dumps(fields, separators=(",", ":"))

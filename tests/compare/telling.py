@@ -1,0 +1,29 @@
+"""A script for the tests of comparisons: tells the launcher what a training would tell, without torch."""
+
+import os
+import sys
+import time
+
+from hocket.events import Facts, Happening, Metrics, PipeSink, Progress, Sent
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+strategy, seed = os.environ["HOCKET_STRATEGY"], os.environ.get("HOCKET_SEED")
+sink = PipeSink(int(os.environ["HOCKET_EVENTS"]))
+what, *more = sys.argv[1:]
+STEPS, EPOCHS = 4, 5
+
+if what == "fail" and strategy == more[0]:
+    raise ValueError(f"{strategy} is broken on purpose")
+sink.put(Facts({"strategy": strategy, "optimizer": "SGD", "device": "cpu", "threads": 3 - size, "seed": seed}))
+if rank == 0:
+    sink.put(Happening("training began", {"samples of a pass": 32}))
+for epoch in range(1, EPOCHS + 1):
+    for step in range(1, STEPS + 1):
+        done = (epoch - 1) * STEPS + step
+        sink.put(Progress(epoch, step, STEPS, 8 * step, done, 8 * done, 0.0, 0.0))
+    if rank == 0 and what != "silent":
+        sink.put(Metrics(epoch * STEPS, 32 * epoch, time.time(), {"loss": 1 / epoch, "accuracy": epoch / 10}))
+sink.put(Sent(1000 * size))
+print("trained", more, flush=True)
+if (what == "stay" and size > 1) or what == "forever":
+    time.sleep(600)

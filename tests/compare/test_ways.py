@@ -1,0 +1,67 @@
+"""Strategies and numbers of workers, as given or as they fit."""
+
+import pytest
+
+from hocket.compare.plan import Way
+from hocket.errors import HocketError, StrategyError, UsageError
+from hocket.launch import machine, ways
+from hocket.launch.hosts import Host
+
+
+def test_commas_within_parentheses_do_not_divide() -> None:
+    texts = ["mirrored, gossip(topology='pairs', asynchronous=True); local_sgd(period=16),", "mirrored"]
+    assert ways.split(texts) == ["mirrored", "gossip(topology='pairs', asynchronous=True)", "local_sgd(period=16)"]
+    assert ways.split(["gossip(topology='a,b')"]) == ["gossip(topology='a,b')"]
+    with pytest.raises(UsageError, match="without any"):
+        ways.split([" , "])
+
+
+def test_numbers_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 4)
+    assert ways.counts("4,1,2,2", 0, []) == [2, 4]
+    assert ways.counts(None, 0, []) == [4]
+    assert ways.counts(None, 3, []) == [3]
+    assert ways.counts(None, 0, [Host("a", 2), Host("b", 3)]) == [5]
+    for text in ("1", "x", "0,2", "2,", ""):
+        with pytest.raises(UsageError, match="-n"):
+            ways.counts(text, 0, [])
+    with pytest.raises(UsageError, match="-n 4"):
+        ways.counts(None, 0, [Host("a")])
+
+
+def test_servers_are_for_those_that_need_them() -> None:
+    names = ["mirrored", "asynchronous", "gossip", "easgd"]
+    found = ways.given(names, [2, 4], 3)
+    assert found[:4] == [Way("mirrored", 2), Way("mirrored", 4), Way("asynchronous", 2, 3), Way("asynchronous", 4, 3)]
+    assert [way.servers for way in found[4:]] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["locl_sgd", "local_sgd(perod=4)", "gossip(topology='torus')"])
+def test_a_typo_or_a_misfit_is_refused(name: str) -> None:
+    with pytest.raises(HocketError, match=r"local_sgd|torus|period"):
+        ways.given([name], [3], 1)
+
+
+def test_what_fits_one_host_and_several() -> None:
+    alone, _ = ways.fitting([2], 1, {}, several_hosts=False)
+    assert [way.strategy for way in alone][-1] == "asynchronous" and Way("mirrored", 2) in alone
+    several, _ = ways.fitting([4], 2, {}, several_hosts=True)
+    assert Way("diloco(period=64)", 4) in several and Way("asynchronous", 4, 2) in several
+
+
+def test_what_does_not_fit_the_script_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, notes = ways.fitting([2], 1, {"device": "cuda"}, several_hosts=False)
+    assert "central" not in {way.strategy for way in found} and "on cuda" in notes[0]
+    found, notes = ways.fitting([2], 1, {"optimizer": "LBFGS"}, several_hosts=False)
+    assert found == [Way("full_batch", 2)] and "L-BFGS" in notes[0]
+    monkeypatch.setattr(ways.platform, "machine", lambda: "aarch64")
+    found, notes = ways.fitting([2], 1, {}, several_hosts=False)
+    assert "central" not in {way.strategy for way in found} and "x86-64" in notes[0]
+
+
+def test_a_strategy_that_does_not_fit_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "ON_ONE_HOST", ("mirrored", "gossip(topology='torus')"))
+    found, notes = ways.fitting([3], 1, {}, several_hosts=False)
+    assert found == [Way("mirrored", 3)] and "torus" in notes[0]
+    with pytest.raises(StrategyError):
+        ways.given(["gossip(topology='torus')"], [3], 1)
