@@ -49,11 +49,11 @@ def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
     goal = f"{target.metric} {amounts.metric(target.value)}" if target else "the target"
     times = [entry.time_to_target for entry in entries]
     one = times[0] if comparison.baseline is entries[0] else None  # one worker is the first
-    unit, name = amounts.unit_of_seconds(max(spread.highest for spread in times if spread))
+    unit, name = _unit(times)
 
     def said(spread: Spread) -> str:
         faster = f", {amounts.times(one.median / spread.median)}" if one and spread.median and spread is not one else ""
-        return f"{amounts.plain(spread.median / unit, zeros=True)} {name}{faster}"
+        return f"{amounts.seconds(spread.median)}{faster}"
 
     why = [_why_not(entry) for entry in entries]
     found = [
@@ -70,7 +70,7 @@ def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
     per_pass = [_around(entry.seconds_per_pass, [r.seconds_per_pass for r in entry.reached]) for entry in entries]
     passes = [_around(entry.passes, [r.passes for r in entry.reached]) for entry in entries]
     if any(per_pass):
-        small, short_name = amounts.unit_of_seconds(max(spread.highest for spread in per_pass if spread))
+        small, small_name = _unit(per_pass)
         nothing = ["–"] * len(entries)
         found.append(
             _bars(
@@ -82,9 +82,9 @@ def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
                 looks,
                 [
                     Panel(
-                        f"one pass ({short_name})",
+                        f"one pass ({small_name})",
                         per_pass,
-                        lambda s: amounts.plain(s.median / small, zeros=True),
+                        lambda s: amounts.seconds(s.median),
                         nothing,
                         small,
                     ),
@@ -93,6 +93,10 @@ def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
             )
         )
     return found
+
+
+def _unit(spreads: Sequence[Spread | None]) -> tuple[float, str]:
+    return axes.unit_of_seconds(value for spread in spreads if spread for value in (spread.lowest, spread.highest))
 
 
 def _around(value: float | None, others: Sequence[float | None]) -> Spread | None:

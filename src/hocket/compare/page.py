@@ -17,7 +17,7 @@ from hocket.compare.style import TONES, Looks
 from hocket.errors import UsageError
 
 NAME = "report.html"
-_ROWS = 25  # of one run's curve in the table of numbers; the JSON has all
+_ROWS = 12  # of one run's curve in the table of numbers; the JSON has all
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -75,8 +75,7 @@ def _summary(comparison: Comparison) -> list[str]:
     table, looks = summary.of(comparison), Looks(comparison)
     if not table.rows:
         return []
-    times = [(entry.time_to_target.median, entry) for entry in comparison.entries if entry.time_to_target]
-    best = min(times, key=lambda pair: pair[0])[1] if times else None
+    best = verdict.winner(comparison)
     cells = []
     for entry, row in zip(comparison.entries, table.rows, strict=True):
         mark = f'<span class="mark" style="background: var(--{looks.of(entry).tone})"></span>'
@@ -89,7 +88,8 @@ def _summary(comparison: Comparison) -> list[str]:
         for column in table.columns
     )
     repeats = f"Medians of {comparison.repeats} repeats." if comparison.repeats > 1 else "One run of each."
-    said = f"{repeats} Time to target = one pass × passes over the data; efficiency is speed-up for each worker."
+    product = " Time to target = one pass × passes over the data." if comparison.target else ""
+    said = f"{repeats}{product} Efficiency is the speed-up for each worker."
     return [
         "<h2>Summary</h2>",
         '<div class="scroll summary" tabindex="0" role="region" aria-label="Summary">',
