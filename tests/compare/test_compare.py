@@ -136,7 +136,7 @@ def test_an_interrupted_comparison_leaves_nothing_running_and_goes_on(folder: Pa
     again.stdout.close()
     again.stderr.close()
     assert again.wait(timeout=60) == 128 + signal.SIGTERM, rest
-    assert "is continued: 1 runs are there, 2 are left" in lines[0] and "run 2 of 3, mirrored on 2" in lines[1]
+    assert "is continued: 1 of its runs are there, 2 are left" in lines[0] and "run 2 of 3, mirrored on 2" in lines[1]
 
 
 def _processes_of(folder: Path) -> list[str]:
