@@ -14,7 +14,7 @@ COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"},
 FOR_EVERYONE = {"__init__", *COMMON}
 CALLER = ROOT / "launch" / "function.py"
 BESIDE = {  # seen by launch alone, and what else they may import
-    "observe": {"rich", "tensorboard"},
+    "observe": {"rich", "tensorboard", "matplotlib"},
     "rig": set(),
     "compare": {"rich", "matplotlib"},
 }
@@ -24,6 +24,7 @@ NO_TORCH = [
     "hocket.launch.agent",
     "hocket.launch.called",
     "hocket.launch.cli",
+    "hocket.launch.doctor.here",
     "hocket.launch.rig_cli",
     "hocket.launch.supervisor",
     "hocket.observe.recorder",
@@ -74,6 +75,8 @@ def test_imports_go_down(path: Path) -> None:
         if here == "launch":  # it starts workers, and is none: of the other layers it knows the names of strategies
             allowed = {"launch", "strategies", *BESIDE, *FOR_EVERYONE}
             if path.name in ("answers.py", "preflight.py"):  # which of a host's addresses others reach is found out
+                allowed.add("transport")
+            if path.parent.name == "doctor":  # whether a host's memory and interfaces are fit for it is tried out
                 allowed.add("transport")
             if path == CALLER:  # packs what workers of hocket.launch() need; nothing of the command line imports it
                 allowed.add("job")

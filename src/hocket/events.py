@@ -83,6 +83,33 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """How large a worker's own gradients and the averages over all workers were, in steps that were looked at.
+
+    Attributes:
+        number: Of the model (and optimizer), the same on all ranks.
+        workers: Over how many an average is.
+        parameters: How many numbers a gradient has.
+        steps: Since the worker started.
+        knows_samples: Whether shares are in samples, or in batches of a worker.
+        length: Steps of a block.
+        blocks: By the number of the block, as a text, sums over its looks: how many, a worker's share of the step,
+            |g|² of its gradient, |G|² of the average, and these two multiplied by the share. The mean over ranks is
+            what counts: a worker may have seen a slice of everybody's gradients, in place of its own.
+    """
+
+    number: int
+    workers: int
+    parameters: int
+    steps: int
+    knows_samples: bool
+    length: int
+    blocks: dict[str, list[float]]
+
+    kind = "gradients"
+
+
+@dataclass(frozen=True)
 class Served:
     """What a parameter server has done since it started.
 
@@ -169,9 +196,9 @@ class Spans:
     kind = "spans"
 
 
-Record = Progress | Metrics | Traffic | Sent | Served | Facts | Happening | Stage | Spans
+Record = Progress | Metrics | Traffic | Sent | Gradients | Served | Facts | Happening | Stage | Spans
 _KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Progress, Metrics, Traffic, Sent, Served, Facts, Happening, Stage, Spans)
+    kind.kind: kind for kind in (Progress, Metrics, Traffic, Sent, Gradients, Served, Facts, Happening, Stage, Spans)
 }
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 

@@ -1,14 +1,15 @@
 """Spans: what this process does when, for the timeline of a run. Unless somebody asked for one, nothing is kept.
 
 Whoever has taken two times of ``time.perf_counter()`` anyway calls ``add``; it costs nothing where no timeline is
-made. Spans are gathered in memory and handed to the sink a few times a second, so that a killed process loses no more
-than that.
+made. Spans are gathered in memory and handed to the sink a few times a second, also by a process that hangs, so that a
+killed one loses no more than that.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,20 +34,28 @@ _Key = tuple[str, str, str]
 class _Tape:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._rows: list[tuple[_Key, float, float, int]] = []
-        self._next = 0.0
+        self._rows: deque[tuple[_Key, float, float, int]] = deque()  # whose ends threads may use without a lock
         self._lost = 0
-        self._lock = threading.Lock()  # of handovers; appending needs none
+        self._lock = threading.Lock()  # of handovers
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hocket-spans", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.hand_over()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_EVERY):
+            self.hand_over()
 
     def add(self, key: _Key, begin: float, end: float, number: int) -> None:
         self._rows.append((key, begin, end, number))
-        if end > self._next:
-            self.hand_over()
 
     def hand_over(self) -> None:
         with self._lock:
-            self._next = time.perf_counter() + _EVERY
-            rows, self._rows = self._rows, []
+            rows = [self._rows.popleft() for _ in range(len(self._rows))]
             if not rows:
                 return
             numbers: dict[_Key, int] = {}
@@ -58,7 +67,7 @@ class _Tape:
             record = Spans(int(base * 1e9), [list(key) for key in numbers], flat, self._lost)
             if not self._sink.offer(record):
                 self._lost += max(0, len(rows) - _MOST)
-                self._rows[:0] = rows[-_MOST:]
+                self._rows.extendleft(reversed(rows[-_MOST:]))
 
 
 _tape: _Tape | None = None
@@ -73,13 +82,13 @@ def start(sink: Sink) -> None:
 def stop() -> None:
     """Hand over what there is, and keep nothing from now on."""
     global _tape
-    if _tape is not None:
-        _tape.hand_over()
-    _tape = None
+    tape, _tape = _tape, None
+    if tape is not None:
+        tape.close()
 
 
 def flush() -> None:
-    """Hand over what there is: this process may be about to end, or to sleep for long."""
+    """Hand over what there is: this process may be about to end."""
     if _tape is not None:
         _tape.hand_over()
 
@@ -101,6 +110,17 @@ def add(kind: str, name: str, begin: float, end: float, *, track: str = SCRIPT, 
     """
     if _tape is not None:
         _tape.add((name, track, kind), begin, end, number)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep nothing within, to compare."""
+    global _tape
+    tape, _tape = _tape, None
+    try:
+        yield
+    finally:
+        _tape = tape
 
 
 @contextmanager

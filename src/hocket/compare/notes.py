@@ -39,6 +39,9 @@ def _threads(found: Comparison) -> list[str]:
         for result in entry.good:
             if result.workers > 1 and result.told.get("threads"):
                 others.setdefault(result.workers, set()).add(result.told["threads"])
+    cores = found.about.get("cores", "")
+    if alone and all(threads == alone for threads in others.values()) and cores.isdecimal() and min(alone) < int(cores):
+        return [f"One worker used {min(alone)} of the {cores} cores, as each of several did."]
     if not alone or all(threads == alone for threads in others.values()):
         return []
     one = _threads_of(min(alone))

@@ -151,6 +151,8 @@ class Runtime:
         self.batches += 1
         self.samples += samples
         self._step_of_batch = self.step
+        for strategy in self.strategies:
+            strategy.collector.samples = samples
 
     def tell(self, epoch: int, step: int, steps: int | None, samples: int) -> None:
         """Let the launcher know how far a training loop is."""
@@ -169,6 +171,7 @@ class Runtime:
             if time.monotonic() > self._next_traffic:
                 self.tell_traffic()
                 self.tell_sent()
+                self.tell_gradients()
 
     def _tell_news(self) -> None:
         """Let the launcher know what strategies have found out."""
@@ -183,6 +186,12 @@ class Runtime:
         traffic, self._next_traffic = self.communicator.traffic, time.monotonic() + 1.0
         if traffic is not None:
             self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
+
+    def tell_gradients(self) -> None:
+        """Let the launcher know how much the gradients of workers differed so far."""
+        for number, gauge in enumerate(gauge for strategy in self.strategies for gauge in strategy.gauges):
+            if (report := gauge.report(number)) is not None:
+                self.sink.put(report)
 
     def tell_sent(self) -> None:
         """Let the launcher know how much this worker has handed to exchanges."""
@@ -375,6 +384,7 @@ def _say_goodbye(runtime: Runtime) -> None:
                 print(f"hocket: at the end of rank {runtime.config.rank}: {error}", file=sys.stderr, flush=True)
                 runtime.sink.put(Stage("failed", 1))
         runtime.tell_traffic()
+        runtime.tell_gradients()
         runtime.tell_sent()
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:

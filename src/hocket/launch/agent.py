@@ -22,6 +22,7 @@ from hocket.launch import answers, frames
 from hocket.launch.answers import Reaching
 from hocket.launch.channel import Channel
 from hocket.launch.crew import Chunk, Member
+from hocket.launch.doctor.patient import Patient
 from hocket.launch.environment import Job, Place
 from hocket.launch.frames import Frame
 from hocket.launch.input import Input
@@ -72,6 +73,7 @@ class _Agent:
         self._selector.register(channel.reader, selectors.EVENT_READ, _nothing)
         self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
         self._input = Input(self._selector, lambda: channel.send("input taken"))
+        self._patient = Patient(channel, self._selector)
         self._answers: dict[str, Callable[[Frame], None]] = {
             "alive": lambda _: None,
             "clock": lambda frame: channel.send("clock", sent=frame.head["sent"], here=time.perf_counter()),
@@ -84,6 +86,7 @@ class _Agent:
             "signal": self._pass_signal,
             "input": lambda frame: self._input.take(frame.body),
             "end": self._end,
+            **dict.fromkeys(self._patient.answers, self._ask_patient),
         }
 
     def serve(self) -> None:
@@ -108,6 +111,7 @@ class _Agent:
     def close(self) -> None:
         """End everything of the job on this host."""
         self._input.close()
+        self._patient.close()
         if self._crew is not None:
             self._crew.close()
         if self._reaching is not None:
@@ -170,6 +174,9 @@ class _Agent:
     def _reserve(self, frame: Frame) -> None:
         assert self._reaching is not None
         self._channel.send("reserved", **self._reaching.reserve(frame.head["address"]))
+
+    def _ask_patient(self, frame: Frame) -> None:
+        self._patient.answers[frame.kind](frame, self._secret, self._base)
 
     def _start(self, frame: Frame) -> None:
         if self._reaching is not None:

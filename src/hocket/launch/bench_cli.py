@@ -18,6 +18,7 @@ from hocket.launch import machine, on_hosts, supervisor
 from hocket.launch.environment import Job
 from hocket.launch.hosts import Host
 from hocket.launch.party import Wishes
+from hocket.observe.timeline import Timeline
 from hocket.rig import Rig
 from hocket.strategies import choices
 
@@ -128,6 +129,20 @@ def memory(workers: _Workers = "2", as_json: _Json = False) -> None:
 
 
 @app.command()
+def noise(
+    workers: _Workers = "2",
+    rounds: _Rounds = 9,
+    models: Annotated[
+        str, typer.Option(help="Of cnn, mlp, narrow and transformer, those to measure.")
+    ] = "cnn,mlp,narrow",
+    as_json: _Json = False,
+) -> None:
+    """What it costs to measure gradient noise: steps with and without it."""
+    _check_models(models)
+    _run("noise", workers, as_json, [str(rounds), models])
+
+
+@app.command()
 def checkpoint(
     workers: _Workers = "2",
     rounds: _Rounds = 9,
@@ -139,6 +154,25 @@ def checkpoint(
     _check_models(models)
     with tempfile.TemporaryDirectory(prefix="hocket-bench-", dir=folder) as place:
         _run("checkpoint", workers, as_json, [str(rounds), models, place])
+
+
+@app.command("timeline")
+def timelines(
+    workers: _Workers = "2",
+    rounds: _Rounds = 9,
+    models: Annotated[str, typer.Option(help="Of cnn, mlp and narrow, those to measure.")] = "cnn,mlp,narrow",
+    as_json: _Json = False,
+) -> None:
+    """What --timeline costs: times of 10 steps with it and without."""
+    _check_models(models)
+    with tempfile.TemporaryDirectory(prefix="hocket-bench-") as place:
+        count, path = machine.worker_count(workers), Path(place) / "timeline.json"
+        job = Job(("-m", "hocket.bench.timeline"), count, {"timeline": str(path)})
+        rows = _measure(job, [str(rounds), models], timeline=Timeline(path))
+    if as_json:
+        print(json.dumps({"workers": count, "cores": machine.cores(), "cpu": machine.cpu(), "rows": rows}, indent=1))
+    else:
+        _print_table(f"timeline, {count} workers on {machine.cores()} cores ({machine.cpu()})", rows)
 
 
 @app.command()
@@ -225,12 +259,17 @@ def _run(
         _print_table(f"{name}, {crew}{place} on {machine.cores()} cores ({machine.cpu()})", rows)
 
 
-def _measure(job: Job, args: list[str], hosts: Wishes | None = None) -> list[dict[str, Any]]:
+def _measure(
+    job: Job, args: list[str], hosts: Wishes | None = None, timeline: Timeline | None = None
+) -> list[dict[str, Any]]:
     """The rows that a job writes to a file, the first argument."""
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
         result = Path(folder) / "rows.json"
         job = dataclasses.replace(job, command=(*job.command, str(result), *args))
-        status = supervisor.run(job, None, summary=False) if hosts is None else on_hosts.run(job, hosts)
+        if hosts is None:
+            status = supervisor.run(job, None, summary=False, timeline=timeline)
+        else:
+            status = on_hosts.run(job, hosts)
         if status:
             sys.exit(status)
         found: list[dict[str, Any]] = json.loads(result.read_text())

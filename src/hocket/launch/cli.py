@@ -27,6 +27,7 @@ from hocket.launch import (
     supervisor,
     trace_cli,
 )
+from hocket.launch.doctor import command as doctor
 from hocket.launch.environment import Job
 from hocket.launch.party import Wishes
 from hocket.observe.recorder import Recorder
@@ -43,7 +44,6 @@ app = typer.Typer(
 app.add_typer(bench_cli.app, name="bench")
 app.add_typer(runs_cli.app, name="runs")
 app.add_typer(rig_cli.app, name="rig")
-app.command()(trace_cli.trace)
 
 
 def _flag(name: str) -> typer.models.OptionInfo:
@@ -157,6 +157,8 @@ def run(
 
 
 app.command(context_settings={"allow_interspersed_args": False})(compare_cli.compare)
+app.command()(trace_cli.trace)
+app.command()(doctor.doctor)
 
 
 @app.command()

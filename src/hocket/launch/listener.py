@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Happening, Metrics, Progress, Record, Served, Spans, Traffic
+from hocket.events import Facts, Gradients, Happening, Metrics, Progress, Record, Served, Spans, Traffic
 from hocket.launch.crew import Member
 from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
 from hocket.observe.gossip import GossipSummary
+from hocket.observe.gradients import GradientSummary
 from hocket.observe.progress import Pace
 from hocket.observe.recorder import Recorder
 from hocket.observe.served import ServedSummary
@@ -33,6 +34,7 @@ class Listener:
         self._recorder, self.timeline = recorder, timeline
         self._pace = Pace()
         self._traffic, self._served, self._gossip = TrafficSummary(), ServedSummary(), GossipSummary()
+        self._gradients = GradientSummary()
         self._lead = 0  # the rank whose progress is shown
         self._checkpoint = ""
         self._has_finished = False
@@ -47,6 +49,8 @@ class Listener:
             self._checkpoint = str(record.details.get("path") or self._checkpoint)
         elif isinstance(record, Traffic) and rank is not None:
             self._traffic.take(rank, record)
+        elif isinstance(record, Gradients) and rank is not None:
+            self._gradients.take(rank, record)
         elif isinstance(record, Served):
             self._served.take(record)
         elif isinstance(record, Facts | Metrics):
@@ -92,7 +96,8 @@ class Listener:
     def summary(self) -> list[str]:
         """What is said of a run that ended well."""
         drawn = [] if self.timeline is None else [self._say_where(self.timeline)]
-        return [*drawn, *self._traffic.lines(), *self._served.lines(), *self._gossip.lines()]
+        said = (self._traffic, self._served, self._gossip, self._gradients)
+        return drawn + [line for summary in said for line in summary.lines()]
 
     def finish(self, outcome: Outcome) -> None:
         """Write down how the job ended; only the first call counts."""
@@ -103,6 +108,8 @@ class Listener:
         self._has_finished = True
         self._recorder.take(0, Facts(dict(self._traffic.facts())))
         self._recorder.add_facts("servers", self._served.facts())
+        self._recorder.add_facts("gradients", self._gradients.facts())
+        self._recorder.add_facts("noise over the run", self._gradients.windows())
         try:
             self._recorder.finish(outcome.status, outcome.reason, outcome.lines if outcome.status else [])
         except RecordError as error:

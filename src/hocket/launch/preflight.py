@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from hocket import __version__, config
@@ -22,6 +23,9 @@ _CONNECT = 30.0  # seconds until an agent has to have said hello
 _ANSWER = 30.0
 _TRY = 4.0  # for all addresses of all hosts at once
 _CLOCKS = 30.0
+
+Ask = Callable[[str, str, dict[Link, dict[str, Any]]], dict[Link, dict[str, Any]]]
+"""Puts questions of one kind to agents at once, and gives the answers, of another kind, of those that gave one."""
 
 
 def gather(wishes: Wishes, job: Job, signals: Signals) -> Party:
@@ -88,7 +92,7 @@ class _Preflight:
         self._links.await_all(self._links.all, "hello", _CONNECT)
         good = []
         for link in self._links.all:
-            problem = _compare_versions(link.hello) if link.hello else self._why_silent(link)
+            problem = compare_versions(link.hello) if link.hello else why_silent(self._links, link, self._wishes.python)
             if problem:
                 self._problems.append((link, problem))
             else:
@@ -143,36 +147,18 @@ class _Preflight:
     def _find_addresses(self, links: list[Link]) -> dict[Link, tuple[str, str]]:
         """The interface and address of each host, found by trying."""
         interface = self._wishes.interface
-        listening = self._ask("listen", "listening", {link: {"interface": interface} for link in links})
-        for link, said in listening.items():
-            if not said["addresses"]:
-                known = ", ".join(said["interfaces"])
-                problem = f"it has no interface {interface!r} that is up, but {known}: use --interface {interface},NAME"
-                self._problems.append((link, problem))
-        targets = {
-            link: [[link.number, address, said["port"]] for _, address in said["addresses"]]
-            for link, said in listening.items()
-        }
-        questions: dict[Link, dict[str, Any]] = {
-            link: {"targets": [t for other in targets if other is not link for t in targets[other]], "seconds": _TRY}
-            for link in targets
-        }
-        reached = self._ask("reach", "reached", questions)
+        nodes = explore(self._ask, links, interface)
         same = len({link.hello["network"] for link in links}) == 1
         found = {}
-        for link in reached:
-            entries = [(name, address) for name, address in listening[link]["addresses"]]
-            node = routes.Node(link.host.name, entries, link.hello["ssh address"])
-            for other in reached:
-                if other is not link:
-                    node.reached_by[other.host.name] = {
-                        address for number, address in reached[other]["found"] if number == link.number
-                    }
+        for link, (node, known) in nodes.items():
             chosen = routes.choose(node, same_network=same)
-            if chosen is not None:
-                found[link] = chosen
-            elif entries:
+            if not node.addresses:
+                problem = f"it has no interface {interface!r} that is up, but {', '.join(known)}"
+                self._problems.append((link, f"{problem}: use --interface {interface},NAME"))
+            elif chosen is None:
                 self._problems.append((link, routes.explain(node, interface)))
+            else:
+                found[link] = chosen
         return found
 
     def _ask(self, kind: str, answer: str, questions: dict[Link, dict[str, Any]]) -> dict[Link, dict[str, Any]]:
@@ -181,15 +167,8 @@ class _Preflight:
         answered = self._links.ask(asked, kind, answer, _ANSWER)
         for link in asked:
             if link not in answered:
-                self._problems.append((link, self._why_silent(link)))
+                self._problems.append((link, why_silent(self._links, link, self._wishes.python)))
         return answered
-
-    def _why_silent(self, link: Link) -> str:
-        self._links.listen_to_end(link)
-        if link.hello:
-            return f"{link.trouble or f'no answer within {_ANSWER:.0f} s'}{ssh.said(list(link.words))}: try again"
-        python = sys.executable if link.host.is_here else self._wishes.python or sys.executable
-        return ssh.diagnose(link.host, list(link.words), link.process.poll(), python)
 
     def _raise_problems(self) -> None:
         if self._signals.received:
@@ -209,7 +188,50 @@ def _needed(wishes: Wishes) -> list[Host]:
     return [*found, *(Host(name) for name in wishes.servers if name not in names)]
 
 
-def _compare_versions(hello: dict[str, Any]) -> str:
+def explore(ask: Ask, links: list[Link], interface: str | None) -> dict[Link, tuple[routes.Node, list[str]]]:
+    """Have every host try to reach each of the others.
+
+    Args:
+        ask: Puts questions to agents.
+        links: To those of the hosts.
+        interface: Look only at the addresses of this one, or of several.
+
+    Returns:
+        For those who answered all: what was found out about their addresses, and the names of all their interfaces.
+    """
+    listening = ask("listen", "listening", {link: {"interface": interface} for link in links})
+    targets = {
+        link: [[link.number, address, said["port"]] for _, address in said["addresses"]]
+        for link, said in listening.items()
+    }
+    questions: dict[Link, dict[str, Any]] = {
+        link: {"targets": [t for other in targets if other is not link for t in targets[other]], "seconds": _TRY}
+        for link in targets
+    }
+    reached = ask("reach", "reached", questions)
+    found = {}
+    for link in reached:
+        entries = [(name, address) for name, address in listening[link]["addresses"]]
+        node = routes.Node(link.host.name, entries, link.hello["ssh address"])
+        for other in reached:
+            if other is not link:
+                node.reached_by[other.host.name] = {
+                    address for number, address in reached[other]["found"] if number == link.number
+                }
+        found[link] = node, listening[link]["interfaces"]
+    return found
+
+
+def why_silent(links: Links, link: Link, python: str | None) -> str:
+    """Why an agent does not answer; ``python`` is the interpreter that the user named for other hosts."""
+    links.listen_to_end(link)
+    if link.hello:
+        return f"{link.trouble or f'no answer within {_ANSWER:.0f} s'}{ssh.said(list(link.words))}: try again"
+    there = sys.executable if link.host.is_here else python or sys.executable
+    return ssh.diagnose(link.host, list(link.words), link.process.poll(), there)
+
+
+def compare_versions(hello: dict[str, Any]) -> str:
     """What differs between a host and this process; empty if nothing does."""
     torch = machine.version("torch")
     pairs = {

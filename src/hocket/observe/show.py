@@ -46,6 +46,7 @@ def details(run: Run) -> list[str]:
     metrics = [(name, *_metric(name, metric)) for name, metric in run.metrics.items()]
     if metrics:
         lines += _section("Metrics", _align([("", "first", "best", "last", "at step", "reported"), *metrics]))
+    lines += _section("Gradients", _align(_gradients(run.facts.get("gradients", {}))))
     sections = {"servers": "Servers", "told": "Told by the workers", "settings": "Settings", "versions": "Versions"}
     for section, title in sections.items():
         known = {name: value for name, value in run.facts.get(section, {}).items() if name != "strategy"}
@@ -137,6 +138,10 @@ def _speed(run: Run) -> list[tuple[str, str]]:
             communicated = max(0.0, totals["exchanging"] - totals["waited"])
             rows.append((f"rank {rank}", f"waited {span(totals['waited'])}, communicated {span(communicated)}"))
     return rows
+
+
+def _gradients(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name, number(v) if isinstance(v, float) else _plain(v)) for name, v in facts.items()]
 
 
 def _ratio(first: Run, second: Run) -> str:

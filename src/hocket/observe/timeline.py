@@ -42,11 +42,13 @@ class Timeline:
         self._origin = time.perf_counter_ns()
         self._tracks: dict[tuple[int, str], int] = {}
         self._lost: dict[int, int] = {}
+        self._descriptor: int | None = None
         try:
-            self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise UsageError(f"--timeline {path}: {error.strerror}; name a file that can be written to") from None
-        self._write(b'[\n{"name":"hocket","ph":"M","pid":0,"args":{"started":%.3f}}' % time.time())
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._write(f"[\n{_line(name='hocket', ph='M', pid=0, args={'started': time.time()})}".encode())
+        except (OSError, RecordError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"--timeline {path}: {reason}; name a file that can be written to") from None
 
     @property
     def lost(self) -> int:

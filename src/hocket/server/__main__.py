@@ -47,7 +47,6 @@ def main() -> int:
     sink.put(Stage("joined"))
     while not ended.wait(_REPORT):
         sink.put(service.report())
-        spans.flush()
     sink.put(service.report())
     front.close()
     spans.stop()

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from hocket import spans
 from hocket.strategies.collector import Collector
+from hocket.strategies.noise import Gauge
 from hocket.updates.update import Step
 
 
@@ -111,6 +112,11 @@ class Strategy(ABC):
 
     def refresh(self) -> None:  # noqa: B027 - most have nothing to do
         """Have the parameters as others have made them by now; not collective."""
+
+    @property
+    def gauges(self) -> list[Gauge]:
+        """What measures how much the workers' gradients differ, where that can be seen."""
+        return []
 
     def take_measures(self) -> dict[str, float]:
         """What was measured since the last call, by name, for the record of the run."""

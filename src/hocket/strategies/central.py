@@ -34,6 +34,7 @@ from hocket.strategies.exchange import (
 from hocket.strategies.local_gradient import LocalGradient
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
+from hocket.strategies.noise import Gauge
 from hocket.strategies.shared_parameters import SharedParameters
 from hocket.updates.kinds import divides_by_elements
 from hocket.updates.slices import SlicedUpdate
@@ -171,7 +172,7 @@ class CentralFused(CentralTraining):
         self.collector = Collector(
             members.names, members.parameters, layout, self._slots.mine, self._seal, check_finite=on_nan != "ignore"
         )
-        self._judgement = Judgement(members.names, on_nan)
+        self._judgement, self._gauge = Judgement(members.names, on_nan), Gauge(self._host.size, members.parameters)
         self._local = [LocalGradient.seal(view) for view in layout.views(self._slots.mine)]
         self._payload, self._same_missing = 0, True
         self._number = zlib.crc32(repr(members.describe()).encode())
@@ -182,6 +183,10 @@ class CentralFused(CentralTraining):
     @property
     def skipped(self) -> int:
         return self._judgement.skipped
+
+    @property
+    def gauges(self) -> list[Gauge]:
+        return [self._gauge]
 
     def _seal(self) -> None:
         self._members.check_homes()
@@ -228,6 +233,9 @@ class CentralFused(CentralTraining):
         for bucket, start, end in ranges:
             average_into(self._averages[bucket][start:end], [slot[bucket][start:end] for slot in self._slots.slots])
         spans.add(spans.EXCHANGE, "reduce this rank's slice of all buckets", begin, time.perf_counter())
+        slices = (slot[bucket][start:end] for slot in self._slots.slots for bucket, start, end in ranges)
+        averages = (self._averages[bucket][start:end] for bucket, start, end in ranges)
+        self._gauge.end_sliced_step(slices, averages, self.collector)
 
 
 _PUBLISH = zlib.crc32(b"publish")

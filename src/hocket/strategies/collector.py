@@ -53,6 +53,9 @@ class Collector:
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
         self.weight = 1.0  # of what the next backward passes contribute
+        self.samples = 0  # of all ranks, in the batch at work; 0 if that is not known
+        self.collected = 1  # backward passes that the last exchange is made of
+        self.on_complete: Callable[[int, torch.Tensor], None] | None = None  # a bucket, before it is sent off
         self._task: int | None = None  # autograd's number of the backward pass whose end will call ``end``
         self._hooked = bytearray(len(self.parameters))
         self._weights: list[torch.utils.hooks.RemovableHandle] = []
@@ -194,6 +197,8 @@ class Collector:
         bucket = readiness.arrive(index, nested=nested)
         if bucket is not None:
             self._slots.finish(bucket, self._scale())
+            if self.on_complete is not None:
+                self.on_complete(bucket, self._averager.slots[bucket])
             self._averager.ready(bucket)
         elif readiness.has_sent:
             self._averager.progress()
@@ -257,7 +262,7 @@ class Collector:
         if any(p.requires_grad for p in self._frozen_parameters):
             self.hook_new()
         self._slots.finish_all(self._scale())
-        self.passes, self.mean = 0, False
+        self.collected, self.passes, self.mean = self.passes + 1, 0, False
         try:
             self._on_end()
         finally:

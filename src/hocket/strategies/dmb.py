@@ -31,6 +31,7 @@ from hocket.strategies.exchange import (
 )
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
+from hocket.strategies.noise import Gauge
 from hocket.updates.update import Step
 
 _CODE = 32  # bits of a payload that say what is missing; above: 0, or why a gradient cannot be used
@@ -68,6 +69,7 @@ class DelayedTraining(Strategy):
         self._averager = DelayedAverager(communicator, self._layout)
         self._slots = {id(slots): self._layout.views(slots) for slots in self._averager.all_slots}
         self._results = {id(results): self._layout.views(results) for results in self._averager.all_results}
+        self._gauge = Gauge(communicator.size, members.parameters)
         self._nbytes = sum(parameter.nbytes for parameter in members.parameters)
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._late: Late | None = None
@@ -86,6 +88,10 @@ class DelayedTraining(Strategy):
     @property
     def skipped(self) -> int:
         return self._judgement.skipped
+
+    @property
+    def gauges(self) -> list[Gauge]:
+        return [self._gauge]
 
     @property
     def holds(self) -> bool:
@@ -211,6 +217,7 @@ class DelayedTraining(Strategy):
             self._communicator.meet(trained, 0, "the first gradients after unfreezing")
             self._leave_out_idle()
         code = self._fill(self._slots[id(self._averager.slots)])
+        self._gauge.see_rest(self._averager.slots)
         what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
         payload = code << _CODE | (zlib.crc32(self._sent) if 1 in self._sent else 0)
         self._averager.begin(self._number + number_rates(self._optimizer), payload, what)
@@ -255,6 +262,7 @@ class DelayedTraining(Strategy):
         if not self._averager.is_under_way:
             return
         payloads = self._averager.finish()
+        self._gauge.end_step(self._averager.results, self.collector, self._averager.scale)
         codes = {rank: payload >> _CODE for rank, payload in enumerate(payloads)}
         same = len({payload & (1 << _CODE) - 1 for payload in payloads}) == 1
         missing = self._sent if same else agree_on_missing(self._communicator, self._sent)

@@ -22,6 +22,7 @@ from hocket.comm.layout import Layout
 from hocket.errors import NonFiniteError, StrategyError, UsageError
 from hocket.strategies.collector import Collector, read_payloads
 from hocket.strategies.members import Members
+from hocket.strategies.noise import Gauge
 from hocket.strategies.readiness import Readiness
 
 
@@ -89,6 +90,8 @@ class GradientExchange:
         self.collector = Collector(
             members.names, members.parameters, layout, self._averager, self._exchange, check_finite=on_nan != "ignore"
         )
+        self.gauge = Gauge(communicator.size, members.parameters)
+        self.collector.on_complete = self.gauge.see
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._optimizer = optimizer
         self._nbytes = self._find_nbytes()
@@ -139,11 +142,13 @@ class GradientExchange:
             self._communicator.meet(zlib.crc32(self.collector.trained), 0, self._describe_trained)
             self.collector.leave_out_idle()
             self._nbytes = self._find_nbytes()
+        self.gauge.see_rest(self._averager.slots)
         payload, begin = self.collector.payload(), time.perf_counter()
         payloads = self._averager.average(self._number + number_rates(self._optimizer), payload, self.describe)
         end = time.perf_counter()
         self.seconds += end - begin
         spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
+        self.gauge.end_step(self.results, self.collector, self._averager.scale)
         self.collector.use(self._averager.slots)
         self.steps += 1
         self.sent += self._nbytes
@@ -185,6 +190,10 @@ class CountedByExchange:
     """A strategy whose counts are those of its exchange."""
 
     _exchange: GradientExchange
+
+    @property
+    def gauges(self) -> list[Gauge]:
+        return [self._exchange.gauge]
 
     @property
     def steps(self) -> int:

@@ -17,6 +17,7 @@ from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.choices import Switch
 from hocket.strategies.collector import Collector
+from hocket.strategies.noise import Gauge
 
 
 class PhasedTraining(Strategy):
@@ -134,6 +135,10 @@ class PhasedTraining(Strategy):
     def glance(self) -> None:
         self._now.glance()
 
+    @property
+    def gauges(self) -> list[Gauge]:
+        return [gauge for strategy in self._strategies for gauge in strategy.gauges]
+
     def take_measures(self) -> dict[str, float]:
         return self._now.take_measures()
 
@@ -186,7 +191,7 @@ def _hand_over(old: Collector, new: Collector) -> None:
     weight = old.weight
     old.weigh(1.0)
     new.weigh(weight)
-    new.held, new.passes, new.mean = old.held, old.passes, old.mean
+    new.held, new.passes, new.mean, new.samples = old.held, old.passes, old.mean, old.samples
     old.held, old.passes, old.mean = 0, 0, False
 
 

@@ -1,0 +1,295 @@
+"""Timelines: what processes tell becomes a file that viewers read, also when somebody is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket import spans
+from hocket.errors import RecordError, UsageError
+from hocket.events import Happening, NoSink, PipeSink, Record, Spans, decode
+from hocket.observe import trace
+from hocket.observe.timeline import Timeline
+
+TRAIN = """
+import os, sys, time, torch, hocket
+from torch.utils.data import DataLoader, TensorDataset
+hocket.init()
+model = torch.nn.Sequential(torch.nn.Linear(4, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(160, 4)), 4)
+model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+while True:
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if len(sys.argv) > 1:
+        print("trained", flush=True)
+        time.sleep(0.05)
+    else:
+        break
+"""
+
+
+def told(*names: list[str], rows: list[int], base: int = 0) -> Spans:
+    return Spans(base, list(names), rows)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())
+    return found
+
+
+def test_what_processes_tell_is_a_trace_that_viewers_read(tmp_path: Path) -> None:
+    begin = time.perf_counter_ns()
+    timeline = Timeline(tmp_path / "out.json")
+    names = (["forward", "script", "compute"], ["batch", "script", "frame"], ['bucket "1"', "bucket 1", "exchange"])
+    rows = [0, 1000, 2500, -1, 1, 0, 5000, 7, 2, 500, 100, -1]
+    timeline.take("rank", 1, "here", told(*names, rows=rows, base=time.perf_counter_ns()))
+    timeline.take("server", 0, "there", told(["update", "updates", "serve"], rows=[0, 0, 9, -1]))
+    timeline.note("rank", 1, "here", Happening("checkpoint saved", {}))
+    timeline.mark("worker lost")
+    timeline.finish()
+    timeline.finish()
+    found = events(tmp_path / "out.json")
+    took = (time.perf_counter_ns() - begin) / 1e3
+    complete = {event["name"]: event for event in found if event["ph"] == "X"}
+    assert complete["forward"]["dur"] == 2.5 and 0 <= complete["forward"]["ts"] <= took
+    assert complete["batch 7"]["args"] == {"number": 7}
+    assert complete['bucket "1"']["tid"] != complete["forward"]["tid"]
+    assert complete['bucket "1"']["pid"] == complete["forward"]["pid"] != complete["update"]["pid"]
+    meta = {(e["name"], e["args"].get("name")) for e in found if e["ph"] == "M"}
+    assert {
+        ("process_name", "rank 1 on here"),
+        ("process_name", "server 0 on there"),
+        ("thread_name", "bucket 1"),
+    } <= meta
+    assert {event["name"] for event in found if event["ph"] == "i"} == {"checkpoint saved", "worker lost"}
+
+
+def test_clocks_of_other_hosts_are_set_right(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "out.json")
+    timeline.ahead = lambda host: 1000.0 if host == "there" else 0.0
+    now = time.perf_counter_ns()
+    for host, base in (("here", now), ("there", now + 1000 * 10**9)):
+        timeline.take(
+            "rank", int(host == "there"), host, told([host, "script", "compute"], rows=[0, 0, 1, -1], base=base)
+        )
+    timeline.finish()
+    times = {event["name"]: event["ts"] for event in events(tmp_path / "out.json") if event["ph"] == "X"}
+    assert times["here"] == pytest.approx(times["there"], abs=0.01)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0, 1))
+def test_a_file_that_was_cut_anywhere_is_repaired(tmp_path_factory: pytest.TempPathFactory, where: float) -> None:
+    path = tmp_path_factory.mktemp("cut") / "out.json"
+    timeline = Timeline(path)
+    for number in range(3):
+        timeline.take("rank", number, "h", told(["forward é", "script", "compute"], rows=[0, 0, 5, -1] * 4))
+    timeline.finish()
+    whole = path.read_bytes()
+    first = whole.index(b"\n", 2) + 1
+    path.write_bytes(whole[: round(first + where * (len(whole) - 2 - first))])
+    found = trace.read(path)
+    assert found.was_cut
+    trace.repair(path, found)
+    again = trace.read(path)
+    assert not again.was_cut
+    assert again.events == events(path) == json.loads(whole)[: len(again.events)]
+    assert [p.name for p in path.parent.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("train.py", "must end with .json"), ("missing/out.json", "No such file"), ("folder.json", "Is a directory"),
+    ("full.json", "No space left"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "full.json").symlink_to("/dev/full")
+    with pytest.raises(UsageError, match=says):
+        Timeline(tmp_path / name)
+
+
+def test_a_disk_that_becomes_full_ends_the_timeline_and_nothing_else(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "out.json")
+    full = os.open("/dev/full", os.O_WRONLY)
+    assert timeline._descriptor is not None
+    os.dup2(full, timeline._descriptor)
+    os.close(full)
+    with pytest.raises(RecordError, match="No space left"):
+        timeline.mark("something")
+    timeline.mark("something else")
+    timeline.finish()
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "no timeline"), ("hello", "no timeline"), ("[1, 2]", "no timeline of Hocket"),
+    ('[{"ph": "X"}]', "no timeline of Hocket"), ('{"traceEvents": []}', "no timeline of Hocket"),
+])  # fmt: skip
+def test_what_is_no_timeline_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "out.json").write_text(text)
+    with pytest.raises(RecordError, match=says):
+        trace.read(tmp_path / "out.json")
+
+
+class Choosy(NoSink):
+    """Takes only when it wants to."""
+
+    def __init__(self) -> None:
+        self.wants, self.taken = True, list[Record]()
+
+    def offer(self, record: Record) -> bool:
+        if self.wants:
+            self.taken.append(record)
+        return self.wants
+
+
+def test_spans_are_kept_while_there_is_no_room_for_them() -> None:
+    sink = Choosy()
+    spans.add(spans.COMPUTE, "nobody asked for this", 0.0, 1.0)
+    spans.start(sink)
+    try:
+        sink.wants = False
+        for number in range(3):
+            spans.add(spans.COMPUTE, "forward", float(number), number + 0.5, number=number)
+        sink.wants = True
+        spans.flush()
+    finally:
+        spans.stop()
+    (record,) = sink.taken
+    assert isinstance(record, Spans)
+    assert (record.base, record.names) == (0, [["forward", "script", "compute"]])
+    assert record.rows == [0, 0, 500_000_000, 0, 0, 10**9, 500_000_000, 1, 0, 2 * 10**9, 500_000_000, 2]
+
+
+def test_a_full_pipe_takes_no_spans_and_loses_none_of_them() -> None:
+    reader, writer = os.pipe()
+    sink = PipeSink(writer)
+    offered = 0
+    while sink.offer(told(["forward", "script", "compute"], rows=[0, 1, 2, 3] * 1000)):
+        offered += 1
+    data = b""
+    os.set_blocking(reader, False)
+    while True:
+        try:
+            data += os.read(reader, 1 << 20)
+        except BlockingIOError:
+            if not sink._kept:
+                break
+            sink._has_room()
+    os.close(reader)
+    os.close(writer)
+    assert len(list(filter(None, map(decode, data.splitlines())))) == offered > 0
+
+
+def start(folder: Path, *args: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    (folder / "train.py").write_text(TRAIN)
+    command = [
+        sys.executable,
+        "-m",
+        "hocket.launch.cli",
+        "run",
+        "-n",
+        "2",
+        "--timeline",
+        "out.json",
+        *flags,
+        "train.py",
+    ]
+    return subprocess.Popen(
+        [*command, *args],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def summary(folder: Path, *flags: str) -> str:
+    command = [sys.executable, "-m", "hocket.launch.cli", "trace", "out.json", *flags]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central(fused=True)", "asynchronous"])
+def test_a_run_has_spans_of_everything_that_it_does(tmp_path: Path, strategy: str) -> None:
+    servers = ("--servers", "1") if strategy == "asynchronous" else ()
+    job = start(tmp_path, flags=("--strategy", strategy, *servers))
+    said = job.communicate(timeout=90)[0]
+    assert job.returncode == 0, said
+    assert "the timeline is out.json" in said
+    found = trace.read(tmp_path / "out.json")
+    assert not found.was_cut
+    assert [process.name for process in found.ranks] == ["rank 0", "rank 1"]
+    names = {span.name for rank in found.ranks for span in rank.spans()}
+    assert {"forward", "backward", "update", "next batch", "join the other workers"} <= names
+    wanted = {
+        "mirrored": {"exchange gradients", "wait for all ranks", "reduce bucket 1 of 1 (0.0 MB)"},
+        "central(fused=True)": {"wait for all ranks", "reduce this rank's slice of all buckets"},
+        "asynchronous": {"exchange with servers", "push and pull"},
+    }[strategy]
+    assert wanted <= names
+    for rank in found.ranks:
+        batches = [span for span in rank.spans("script") if span.kind == "frame"]
+        inner = [[s.name for s in batch.inner if s.kind == "compute"] for batch in batches]
+        assert all(names == ["forward", "backward", "update"] for names in inner), inner
+        if strategy != "asynchronous":
+            assert len(batches) == 20
+    if servers:
+        (server,) = (process for process in found.processes if process.role == "server")
+        assert {span.name for span in server.spans()} >= {f"update with the gradient of rank {r}" for r in (0, 1)}
+    text = summary(tmp_path, "--png", "out.png")
+    assert "Where the time of training went" in text and "The slowest rank" in text
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert set(json.loads(summary(tmp_path, "--json"))["ranks"]) == {"rank 0", "rank 1"}
+
+
+def until_trained(job: subprocess.Popen[str], folder: Path) -> None:
+    """Until both ranks have trained, and that is in the file."""
+    assert job.stdout is not None
+    for _ in job.stdout:
+        known = [json.loads(line.rstrip(",")) for line in (folder / "out.json").read_text().splitlines()[1:-1]]
+        if {event["pid"] for event in known if event["name"] == "update"} == {1, 2}:
+            return
+    raise AssertionError("it ended before it had trained")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_its_timeline(tmp_path: Path, number: int) -> None:
+    job = start(tmp_path, "forever")
+    until_trained(job, tmp_path)
+    job.send_signal(number)
+    assert job.stdout is not None
+    job.stdout.read()
+    job.wait(60)
+    found = trace.read(tmp_path / "out.json")
+    assert found.was_cut == (number == signal.SIGKILL)
+    assert {span.name for rank in found.ranks for span in rank.spans()} >= {"forward", "backward", "update"}
+    assert ("has been repaired" in summary(tmp_path)) == found.was_cut
+    assert "has been repaired" not in summary(tmp_path)
+    assert events(tmp_path / "out.json")
+
+
+def test_a_worker_that_is_killed_is_in_the_timeline(tmp_path: Path) -> None:
+    job = start(tmp_path, "forever")
+    until_trained(job, tmp_path)
+    workers = subprocess.run(
+        ["pgrep", "-P", str(job.pid), "-f", "train.py"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    assert job.stdout is not None
+    job.stdout.read()
+    assert job.wait(60) == 137
+    found = trace.read(tmp_path / "out.json")
+    assert not found.was_cut
+    assert all(any(span.name == "backward" for span in rank.spans()) for rank in found.ranks)
