@@ -36,7 +36,7 @@ class Line:
 
 def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
     """Two for each metric."""
-    shown = with_most_workers(comparison)
+    shown = best_of_each(comparison)
     found: list[Picture] = []
     for number, metric in enumerate(comparison.metrics):
         lines = [
@@ -52,9 +52,15 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
     return found
 
 
-def with_most_workers(comparison: Comparison) -> list[Entry]:
-    """One worker, and each strategy on the most workers of which a run has ended well."""
-    best = {entry.strategy: entry for entry in comparison.entries if entry.workers > 1 and entry.good}
+def best_of_each(comparison: Comparison) -> list[Entry]:
+    """One worker, and each strategy on those workers that were first at the target, or else on the most."""
+    best: dict[str, Entry] = {}
+    for entry in comparison.entries:
+        if entry.workers > 1 and entry.good:
+            time, other = entry.time_to_target, best.get(entry.strategy)
+            least = other.time_to_target if other else None
+            if other is None or (time.median < least.median if time and least else least is None):
+                best[entry.strategy] = entry
     baseline = [comparison.baseline] if comparison.baseline and comparison.baseline.good else []
     return [*baseline, *best.values()]
 
@@ -128,7 +134,7 @@ def _draw(
     plot = figure.add_subplot()
     values = [point.value for line in lines for curve in line.curves for point in curve]
     ends = [_x(curve[-1], against) for line in lines for curve in line.curves]
-    scale, unit = amounts.unit_of_seconds(max(ends)) if against == "time" else (1.0, "")
+    scale, unit = axes.unit_of_seconds(ends) if against == "time" else (1.0, "")
     for number, line in enumerate(lines):
         _line(plot, colours, line, number / len(lines), against, scale).set_gid(f"curve-{number}")
     if target is not None:

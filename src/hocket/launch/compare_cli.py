@@ -194,7 +194,7 @@ def _pictures(comparison: Comparison, folder: Path) -> Path:
     """The report, and plots where matplotlib is installed."""
     try:
         plots.write(comparison, folder)
-    except UsageError as error:
+    except UsageError as error:  # the report has its table in any case
         print(f"hocket: {error}", file=sys.stderr)
     return page.write(comparison, folder)
 
