@@ -47,5 +47,10 @@ def test_what_is_no_comparison(tmp_path: Path) -> None:
     (tmp_path / store.RESULTS).write_text("{")
     with pytest.raises(UsageError, match="choose another folder"):
         store.load(tmp_path)
+    (tmp_path / store.RESULTS).write_text('{"version": 1, "target": null, "entries": [3]}')
+    with pytest.raises(UsageError, match="is no comparison"):
+        store.load(tmp_path)
+    with pytest.raises(UsageError, match="make room there"):
+        store.save(example(), tmp_path / "nowhere")
     with pytest.raises(UsageError, match="version 99"):
         store.from_json({"version": 99})

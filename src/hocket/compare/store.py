@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -65,18 +66,32 @@ def save(comparison: Comparison, folder: Path) -> Path:
 
 
 def load(folder: Path) -> Comparison:
-    """What ``save`` has written there."""
-    return from_json(read(folder / RESULTS))
+    """What ``save`` has written there.
+
+    Raises:
+        UsageError: That is no comparison.
+    """
+    try:
+        return from_json(read(folder / RESULTS))
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise UsageError(f"{folder / RESULTS} is no comparison; remove it, or choose another folder") from None
 
 
 def write(path: Path, value: Mapping[str, Any]) -> Path:
-    """Replace a file by this JSON, at once: whoever is killed here leaves the old one."""
+    """Replace a file by this JSON, at once: whoever is killed here leaves the old one.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
         beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}; make room there, or choose another folder") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
     return path
 
 
