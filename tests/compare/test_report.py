@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compare.example import KINDS, TARGET, entry, made
-from hocket.compare import curves, figures, page, plots, summary, verdict, workers
+from hocket.compare import figures, medians, page, plots, summary, verdict, workers
 from hocket.compare.results import Comparison, Entry, Point, Result
 from hocket.errors import UsageError
 
@@ -174,12 +174,24 @@ def test_an_even_number_of_repeats_still_multiplies() -> None:
         assert each.passes * each.seconds_per_pass == pytest.approx(each.time_to_target.median)
 
 
-def test_the_median_of_curves() -> None:
-    a, b, c = [(0.0, 0.0), (4.0, 4.0)], [(1.0, 2.0), (3.0, 4.0)], [(0.5, 9.0), (2.0, 9.0)]
-    assert curves.across([a]) == [(0.0, 0.0, 0.0, 0.0), (4.0, 4.0, 4.0, 4.0)]
-    rows = curves.across([a, b, c])
-    assert [row[0] for row in rows] == [1.0, 2.0, 3.0]  # all have begun, and half have not ended
-    assert rows[1] == (2.0, 3.0, 2.0, 9.0)
+def test_the_median_of_curves_against_samples() -> None:
+    a, b = [Point(0, 0, 0.0), Point(4, 40, 4.0)], [Point(9, 10, 2.0), Point(19, 30, 4.0)]
+    c = [Point(0, 5, 9.0), Point(1, 20, 9.0)]
+    assert medians.against_samples([a]) == [(0.0, 0.0, 0.0, 0.0), (40.0, 4.0, 4.0, 4.0)]
+    rows = medians.against_samples([a, b, c])
+    assert [row[0] for row in rows] == [10, 20, 30]  # all have begun, and half have not ended
+    assert rows[1] == (20, 3.0, 2.0, 9.0)
+
+
+def test_the_median_of_curves_against_time() -> None:
+    """A repeat that is ten times as slow moves the curve to the right, and takes nothing away from it."""
+    fast = [Point(1, 10, 0.5), Point(2, 20, 0.7), Point(3, 30, 0.9)]
+    slow = [Point(10 * p.seconds, p.samples, p.value + 0.1) for p in fast[:2]]
+    rows = medians.against_time([fast, slow])
+    assert [seconds for seconds, _ in rows] == [5.5, 11, 11.5]
+    assert [value for _, value in rows] == pytest.approx([0.55, 0.75, 0.85])
+    unknown = [Point(1, 0, 0.5), Point(2, 0, 0.7)]
+    assert medians.against_time([unknown, unknown[:1]]) == [(1, 0.5), (2, 0.7)]
 
 
 def test_laws_are_told_in_words() -> None:

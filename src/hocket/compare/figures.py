@@ -75,7 +75,7 @@ def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
         found.append(
             _bars(
                 "passes",
-                "the same as time per pass × passes",
+                "time per pass × passes",
                 "Which of the two a strategy improves: left, how fast it goes through the data; right, how often it has"
                 " to.",
                 entries,
@@ -189,7 +189,7 @@ def _shares(comparison: Comparison) -> list[Picture]:
                 label=part,
             )
         for row, entry in enumerate(entries):
-            text = " · ".join(amounts.share(entry.shares.get(part, 0.0)) for part in PARTS)
+            text = " · ".join(f"{100 * entry.shares.get(part, 0.0):.0f}" for part in PARTS) + " %"
             plot.annotate(short(entry.name, 30), (0, row - 0.28), va="bottom")
             plot.annotate(text, (100, row - 0.28), va="bottom", ha="right")
         bars.frame(plot, len(entries))

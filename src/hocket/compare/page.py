@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from html import escape
@@ -46,7 +47,7 @@ def html(comparison: Comparison) -> str:
     title = f"Comparison of {Path(comparison.script).name}: which strategy is fastest?"
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="answer">{escape(verdict.of(comparison))}</p>',
+        f'<p class="answer">{_together(escape(verdict.of(comparison)))}</p>',
         *_summary(comparison),
         *_failures(comparison),
         *_list("Notes", comparison.notes),
@@ -139,7 +140,8 @@ def _pictures(comparison: Comparison) -> list[str]:
     for picture in figures.pictures(comparison):
         says = "".join(f"<li>{escape(sentence)}.</li>" for sentence in picture.says)
         found.append(
-            f'<figure id="{picture.name}"><h3>{escape(_capital(picture.title))}</h3>\n{canvas.svg(picture)}\n'
+            f'<figure id="{picture.name}"{" class=leads" if picture.leads else ""}>'
+            f"<h3>{escape(_capital(picture.title))}</h3>\n{canvas.svg(picture)}\n"
             f"<figcaption>{escape(picture.caption)}</figcaption>"
             + (f'<ul class="says">{says}</ul>' if says else "")
             + "</figure>"
@@ -210,6 +212,11 @@ def _curve_rows(entry: Entry, metrics: Sequence[str]) -> list[str]:
                     f"<td>{point.samples:,}</td><td>{amounts.plain(point.value, 5)}</td></tr>"
                 )
     return found
+
+
+def _together(text: str) -> str:
+    """A number and its unit stay in one line."""
+    return re.sub(r"(\d) (ms|s|min|h|samples/s)\b", "\\1&nbsp;\\2", text)
 
 
 def _capital(sentence: str) -> str:

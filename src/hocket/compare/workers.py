@@ -67,6 +67,7 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
                 " first. The laws are fitted to all repeats.",
                 110 + 140 * rows if len(known) > 1 else 310,
                 lambda figure, colours: _speed_up(figure, colours, known, looks),
+                leads=True,
             )
         )
         found.append(
