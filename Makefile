@@ -12,7 +12,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/ready
-	$(BIN)/python examples/demo.py
+	$(BIN)/hocket compare -n 2 --strategies 'mirrored, central, local_sgd(period=16), asynchronous' \
+		--threads 1 --until accuracy=0.97 --repeat 2 examples/digits.py --epochs 40 --seed '{seed}'
 
 # Compiled once, or every process of a test would do it where PYTHONDONTWRITEBYTECODE is set.
 test: $(VENV)/ready

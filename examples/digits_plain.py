@@ -14,6 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     images, labels = load_digits(return_X_y=True)
@@ -22,7 +23,7 @@ def main() -> None:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, test = order[:1500], order[1500:]
 
-    torch.manual_seed(0)
+    torch.manual_seed(args.seed)
     model = nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

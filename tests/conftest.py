@@ -25,6 +25,7 @@ SESSION = secrets.token_hex(8)
 os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a test starts
 RIGS = f"t{SESSION[:6]}-"  # with which the names of all rigs of this session begin
 torch.set_num_threads(1)  # here; more of them would wait for each other while workers need the cores
+KEPT: set[int] = set()  # processes that a fixture keeps for many tests, and ends itself
 MARK = f"HOCKET_TEST_SESSION={SESSION}".encode()
 
 
@@ -147,7 +148,7 @@ def nothing_left_behind(pool: Pool) -> Iterator[None]:
     deadline = time.monotonic() + 5
     while True:
         # The pool's own processes may have grown in number, and multiprocessing keeps one to count its resources.
-        known = {*pool.pids(), *_children(*pool.pids()), *_trackers()}
+        known = {*pool.pids(), *_children(*pool.pids()), *_trackers(), *KEPT, *_children(*KEPT)}
         after = _state(known)
         new = {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind]}
         # The pool has many descriptors: they are looked at only where somebody listens who did not before.

@@ -1,12 +1,14 @@
 """A real browser for tests: chromium without a window, driven by WebDriver over plain HTTP."""
 
 import base64
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -23,18 +25,25 @@ def missing() -> str | None:
     return None
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has just ended, or is another's
+
+
 class Browser:
     """One tab that can reach nothing but files. Close it, or use it in a ``with`` block."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hocket-browser-", ignore_cleanup_errors=True)
-        # A group of its own, so that all that chromium starts can be ended together, whatever happens.
+        self._mark = f"TMPDIR={self._folder.name}".encode()
         self._driver = subprocess.Popen(
             ["chromedriver", "--port=0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C is for the test, which then ends all of it
             env={**os.environ, "TMPDIR": self._folder.name, "HOME": self._folder.name},
         )
         try:
@@ -117,11 +126,17 @@ class Browser:
         finally:
             self._end()
 
+    def processes(self) -> list[int]:
+        """All that are alive of driver and browser; the folder in their environment tells them from others."""
+        return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if self._mark in _read(path)]
+
     def _end(self) -> None:
-        try:
-            os.killpg(self._driver.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        deadline = time.monotonic() + 10
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
         self._driver.wait()
         if self._driver.stdout is not None:
             self._driver.stdout.close()

@@ -25,7 +25,7 @@ from hocket.compare import amounts
         (amounts.share(0.07), "7 %"),
         (amounts.share(0.123), "12 %"),
         (amounts.share(1), "100 %"),
-        (amounts.times(2.14), "2.1×"),
+        (amounts.times(2.04), "2.0×"),
         (amounts.times(14.4), "14×"),
         (amounts.size(0), "0 B"),
         (amounts.size(999), "999 B"),

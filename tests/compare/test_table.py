@@ -50,12 +50,6 @@ def test_a_long_name_and_many_repeats_fit_a_hundred_columns() -> None:
     assert "sent" in shown(found) and "12.3 kB" in shown(found)
 
 
-def test_the_winner() -> None:
-    assert table.best(example()) == "First at accuracy 0.95: asynchronous on 2, after 2.0 s."
-    assert table.best(dataclasses.replace(example(), target=None)).startswith("Fastest: asynchronous on 2, 114 ")
-    assert table.best(dataclasses.replace(example(), entries=())) == ""
-
-
 def test_notes() -> None:
     alone = Result("mirrored", 1, 0, 0, speed=1.0, told={"threads": 4})
     two = Result("mirrored", 2, 0, 0, speed=1.0, told={"threads": 2})

@@ -51,7 +51,7 @@ def share(value: float) -> str:
 
 def times(value: float) -> str:
     """``2.1×``."""
-    return f"{plain(value, 2)}×"
+    return f"{plain(value, 2, zeros=True)}×"
 
 
 def unit_of_bytes(most: float) -> tuple[float, str]:

@@ -18,6 +18,12 @@ _HANDLE = 62  # pixels beside the words of a legend's column
 _FAR = 100  # the largest and the smallest value so far apart need a logarithmic axis
 
 
+def unit_of_seconds(values: Iterable[float]) -> tuple[float, str]:
+    """That of an axis for all of ``values``."""
+    found = list(values)
+    return (1.0, "s") if far_apart(found) else amounts.unit_of_seconds(max(found, default=1.0))
+
+
 def far_apart(values: Iterable[float]) -> bool:
     """Whether positive ``values`` span more than two decades; a value below zero forbids it."""
     known = [value for value in values if math.isfinite(value) and value != 0]
@@ -30,7 +36,7 @@ def numbers(axis: Axis, logarithmic: bool = False, whole: bool = False, ticks: i
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     if logarithmic:
-        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_major_locator(LogLocator(numticks=ticks + 1))
         axis.set_minor_formatter(NullFormatter())
     else:
         axis.set_major_locator(MaxNLocator(ticks, integer=whole, steps=[1, 2, 2.5, 5, 10]))
@@ -44,12 +50,16 @@ def tick(value: float) -> str:
     return amounts.plain(value, 4)
 
 
-def worker_counts(axes: Axes, counts: Iterable[int]) -> None:
-    """One tick for each count on the x axis, with room around them."""
+def worker_counts(axes: Axes, counts: Iterable[int], gap: float = 0.06) -> None:
+    """A tick for each count on the x axis that is not within ``gap`` of its length of another one."""
     found = sorted(set(counts))
     room = 0.08 * max(1, found[-1] - found[0])
     axes.set_xlim(found[0] - room, found[-1] + room)
-    axes.set_xticks(found, [str(count) for count in found])
+    kept = found[-1:]
+    for count in reversed(found[:-1]):
+        if kept[0] - count >= gap * (found[-1] - found[0]):
+            kept.insert(0, count)
+    axes.set_xticks(kept, [str(count) for count in kept])
 
 
 def legend(figure: Figure, axes: Axes) -> None:

@@ -47,8 +47,9 @@ def height(rows: int) -> float:
 def draw(figure: Figure, colours: Colours, looks: Looks, entries: Sequence[Entry], panels: Sequence[Panel]) -> None:
     """Panels beside each other; names stand above the bars of the first and may reach over the others."""
     plots = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for panel, plot in zip(panels, plots, strict=True):
-        _panel(plot, colours, looks, entries, panel, (WIDTH - 30) / len(panels) - 10)
+    for number, (panel, plot) in enumerate(zip(panels, plots, strict=True)):
+        plot.spines["left"].set_visible(number == 0)  # names may reach over the others
+        _panel(plot, colours, looks, entries, panel, (WIDTH - 30) / len(panels) - 10, f"{number}-")
     for row, entry in enumerate(entries):
         most = 52
         plots[0].annotate(
@@ -58,7 +59,7 @@ def draw(figure: Figure, colours: Colours, looks: Looks, entries: Sequence[Entry
             xytext=(2, 0),
             textcoords="offset points",
             va="bottom",
-        )
+        ).set_in_layout(False)  # it may reach over the next panel
 
 
 def frame(plot: Axes, rows: int) -> None:
@@ -68,7 +69,9 @@ def frame(plot: Axes, rows: int) -> None:
     plot.grid(False)
 
 
-def _panel(plot: Axes, colours: Colours, looks: Looks, entries: Sequence[Entry], panel: Panel, width: float) -> None:
+def _panel(
+    plot: Axes, colours: Colours, looks: Looks, entries: Sequence[Entry], panel: Panel, width: float, ids: str
+) -> None:
     known = [spread for spread in panel.values if spread is not None]
     far = axes.far_apart(value / panel.unit for spread in known for value in (spread.lowest, spread.highest))
     if far:
@@ -85,7 +88,12 @@ def _panel(plot: Axes, colours: Colours, looks: Looks, entries: Sequence[Entry],
             lowest, median, highest = (x / panel.unit for x in (spread.lowest, spread.median, spread.highest))
             if median > left:
                 plot.barh(
-                    row, median - left, left=left, height=_BAR, color=colours[looks.of(entry).tone], gid=f"bar-{row}"
+                    row,
+                    median - left,
+                    left=left,
+                    height=_BAR,
+                    color=colours[looks.of(entry).tone],
+                    gid=f"bar-{ids}{row}",
                 )
             if highest > lowest:
                 plot.errorbar(
@@ -97,7 +105,7 @@ def _panel(plot: Axes, colours: Colours, looks: Looks, entries: Sequence[Entry],
                     elinewidth=1.2,
                 )
         at = left if spread is None else max(left, spread.highest / panel.unit)
-        plot.annotate(text, (at, row), xytext=(4, 0), textcoords="offset points", va="center")
+        plot.annotate(text, (at, row), xytext=(4, 0), textcoords="offset points", va="center").set_in_layout(False)
         room = max(0.25, 1 - (LETTER * len(text) + 10) / width)  # the part of the axis that is left for the bar
         end = max(end, left * (at / left) ** (1 / room) if far else at / room)
     plot.set_xlim(left, end if end > left else left + 1)

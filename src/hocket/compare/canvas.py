@@ -36,6 +36,7 @@ class Picture:
         height: In pixels.
         draw: Draws it in these colours, by tone.
         says: What follows from it, in sentences.
+        leads: Whether it stands at the left, with the next one beside it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Picture:
     height: float
     draw: Callable[[Figure, Colours], None]
     says: tuple[str, ...] = ()
+    leads: bool = False
 
 
 def check() -> None:

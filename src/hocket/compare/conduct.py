@@ -24,7 +24,7 @@ Start = Callable[[Planned], tuple[list[str], dict[str, str]]]
 Choose = Callable[[Mapping[str, Any]], tuple[list[Way], list[str]]]
 """What is compared with the baseline, in order, and notes; from what the baseline's worker told, once it has."""
 
-_ENOUGH_EPOCHS = 2  # after which a metric that was never reported will not come
+_ENOUGH_PASSES = 2  # over the data, after which a metric that was never reported will not come
 
 
 class Conduct:
@@ -131,7 +131,9 @@ class Conduct:
         if self._wish is None:
             return False
         if run.way == BASELINE and points:
-            self._check_metric(list(points), is_over=found.epoch > _ENOUGH_EPOCHS)
+            samples = max(curve[-1].samples for curve in points.values())
+            passes = samples / found.pass_samples if found.pass_samples else 0.0
+            self._check_metric(list(points), is_over=max(passes, found.epoch - 1) >= _ENOUGH_PASSES)
         curve = points.get(self._wish.metric, [])
         wanted = self._wish.target(curve)
         return wanted is not None and any(wanted.is_reached(point.value) for point in curve)

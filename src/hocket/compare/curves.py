@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.compare import amounts, axes
+from hocket.compare import amounts, axes, medians
 from hocket.compare.canvas import Colours, Picture
 from hocket.compare.results import Comparison, Entry, Point, Target
 from hocket.compare.style import Look, Looks, short
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _MARKS = 6  # markers on one curve
 _AXES = {"time": "time since the training began", "samples": "samples, of all workers"}
-Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Line:
 
 def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
     """Two for each metric."""
-    shown = with_most_workers(comparison)
+    shown = best_of_each(comparison)
     found: list[Picture] = []
     for number, metric in enumerate(comparison.metrics):
         lines = [
@@ -48,13 +46,20 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
         counts = {entry.workers for entry in shown if entry.workers > 1}
         on = f", {counts.pop()} workers" if len(counts) == 1 else ""
         name = f"metric-{number}-{_slug(metric)}"
-        found += [_picture(name, metric, on, against, lines, target) for against in _AXES if lines]
+        known = ["time", *(["samples"] if any(medians.have_samples(line.curves) for line in lines) else [])]
+        found += [_picture(name, metric, on, against, lines, target) for against in known if lines]
     return found
 
 
-def with_most_workers(comparison: Comparison) -> list[Entry]:
-    """One worker, and each strategy on the most workers of which a run has ended well."""
-    best = {entry.strategy: entry for entry in comparison.entries if entry.workers > 1 and entry.good}
+def best_of_each(comparison: Comparison) -> list[Entry]:
+    """One worker, and each strategy on those workers that were first at the target, or else on the most."""
+    best: dict[str, Entry] = {}
+    for entry in comparison.entries:
+        if entry.workers > 1 and entry.good:
+            time, other = entry.time_to_target, best.get(entry.strategy)
+            least = other.time_to_target if other else None
+            if other is None or (time.median < least.median if time and least else least is None):
+                best[entry.strategy] = entry
     baseline = [comparison.baseline] if comparison.baseline and comparison.baseline.good else []
     return [*baseline, *best.values()]
 
@@ -63,30 +68,6 @@ def names(entries: Sequence[Entry]) -> list[str]:
     """What a legend calls them: without the workers where all but the baseline have as many."""
     same = len({entry.workers for entry in entries if entry.workers > 1}) == 1
     return [short(entry.strategy if same and entry.workers > 1 else entry.name, 40) for entry in entries]
-
-
-def across(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
-    """Where each of ``curves`` has a point: x, and the median, lowest and highest value of all of them.
-
-    Between two points a value lies on the line through them; after its last one a run keeps that. From where all have
-    begun to where half of them have ended.
-    """
-    begin, end = max(curve[0][0] for curve in curves), statistics.median(curve[-1][0] for curve in curves)
-    found = []
-    for x in sorted({x for curve in curves for x, _ in curve if begin <= x <= end} | {end}):
-        values = [_at(curve, x) for curve in curves]
-        found.append((x, statistics.median(values), min(values), max(values)))
-    return found
-
-
-def _at(curve: Curve, x: float) -> float:
-    number = bisect.bisect_right(curve, x, key=lambda point: point[0])
-    if number == 0:
-        return curve[0][1]
-    if number == len(curve):
-        return curve[-1][1]
-    (x0, y0), (x1, y1) = curve[number - 1], curve[number]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def _reached(entry: Entry) -> Point | None:
@@ -110,7 +91,8 @@ def _picture(name: str, metric: str, on: str, against: str, lines: Sequence[Line
         else "How much is learned from each sample, however fast samples are computed."
     )
     if any(len(line.curves) > 1 for line in lines):
-        caption += " Lines are medians of the repeats, bands their spread."
+        spread = "thin lines are the repeats" if against == "time" else "bands their spread"
+        caption += f" Thick lines are medians of the repeats, {spread}."
     if target is not None and any(line.reached for line in lines):
         caption += " Large markers: where the target is reached."
     return Picture(
@@ -119,6 +101,7 @@ def _picture(name: str, metric: str, on: str, against: str, lines: Sequence[Line
         caption,
         270 + axes.legend_height(line.label for line in lines),
         lambda figure, colours: _draw(figure, colours, metric, against, lines, target),
+        leads=against == "time",
     )
 
 
@@ -128,7 +111,7 @@ def _draw(
     plot = figure.add_subplot()
     values = [point.value for line in lines for curve in line.curves for point in curve]
     ends = [_x(curve[-1], against) for line in lines for curve in line.curves]
-    scale, unit = amounts.unit_of_seconds(max(ends)) if against == "time" else (1.0, "")
+    scale, unit = axes.unit_of_seconds(ends) if against == "time" else (1.0, "")
     for number, line in enumerate(lines):
         _line(plot, colours, line, number / len(lines), against, scale).set_gid(f"curve-{number}")
     if target is not None:
@@ -154,18 +137,25 @@ def _draw(
 
 
 def _line(plot: Axes, colours: Colours, line: Line, shift: float, against: str, scale: float) -> Line2D:
-    """The median with its markers, ``shift`` of their distance later than others, and the band."""
-    rows = across([[(_x(point, against) / scale, point.value) for point in curve] for curve in line.curves])
-    xs, colour = [row[0] for row in rows], colours[line.look.tone]
-    if len(line.curves) > 1:
-        plot.fill_between(xs, [row[2] for row in rows], [row[3] for row in rows], color=colour, alpha=0.16, lw=0)
-    each = max(1, len(rows) // _MARKS)
+    """The median with its markers, ``shift`` of their distance later than others, and what shows the spread."""
+    colour, several = colours[line.look.tone], len(line.curves) > 1
+    if against == "time":
+        rows = [(seconds / scale, value) for seconds, value in medians.against_time(line.curves)]
+        for curve in line.curves if several else []:
+            each = [(point.seconds / scale, point.value) for point in curve]
+            plot.plot(*zip(*each, strict=True), color=colour, alpha=0.4, lw=0.8)
+    else:
+        found = medians.against_samples(line.curves)
+        rows = [(row[0], row[1]) for row in found]
+        if several:
+            xs, lowest, highest = [row[0] for row in found], [row[2] for row in found], [row[3] for row in found]
+            plot.fill_between(xs, lowest, highest, color=colour, alpha=0.16, lw=0)
+    every = max(1, len(rows) // _MARKS)
     (drawn,) = plot.plot(
-        xs,
-        [row[1] for row in rows],
+        *zip(*rows, strict=True),
         color=colour,
         marker=line.look.marker,
-        markevery=(int(shift * each), each),
+        markevery=(int(shift * every), every),
         label=line.label,
     )
     if line.look.dashes:

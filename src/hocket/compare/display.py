@@ -62,7 +62,7 @@ class PlainDisplay:
     def end(self, result: Result, target: Target | None) -> None:
         """It has ended."""
         left = self.estimate.left(self._runs[1:])
-        rest = f"; about {clock(left)} left" if left else ""
+        rest = f"; about {clock(left)} left" if left is not None and left >= 1 else ""
         self.say(f"hocket: {self._head}: {summary(result, target)}{rest}")
 
     def say(self, line: str) -> None:
@@ -120,7 +120,7 @@ class TerminalDisplay(PlainDisplay):
         spent = time.monotonic() - self._begin
         expected, left = self.estimate.of(self._runs[0].way), self.estimate.left(self._runs, spent)
         done = self._total - len(self._runs) + (min(0.99, spent / expected) if expected else 0.0)
-        parts = [self._head, self._text, f"{clock(left)} left" if left is not None else clock(spent)]
+        parts = [self._head, f"{clock(left)} left" if left is not None else clock(spent), self._text]
         grid = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self._total, completed=done, width=min(24, max(5, self._console.width // 5)))
         grid.add_row(bar, Text(", ".join(part for part in parts if part), no_wrap=True, overflow="ellipsis"))

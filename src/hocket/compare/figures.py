@@ -48,12 +48,12 @@ def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
     target, entries = comparison.target, comparison.entries
     goal = f"{target.metric} {amounts.metric(target.value)}" if target else "the target"
     times = [entry.time_to_target for entry in entries]
-    one = times[0] if comparison.baseline is entries[0] else None
-    unit, name = amounts.unit_of_seconds(max(spread.highest for spread in times if spread))
+    one = times[0] if comparison.baseline is entries[0] else None  # one worker is the first
+    unit, name = _unit(times)
 
     def said(spread: Spread) -> str:
         faster = f", {amounts.times(one.median / spread.median)}" if one and spread.median and spread is not one else ""
-        return f"{amounts.plain(spread.median / unit, zeros=True)} {name}{faster}"
+        return f"{amounts.seconds(spread.median)}{faster}"
 
     why = [_why_not(entry) for entry in entries]
     found = [
@@ -70,21 +70,21 @@ def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
     per_pass = [_around(entry.seconds_per_pass, [r.seconds_per_pass for r in entry.reached]) for entry in entries]
     passes = [_around(entry.passes, [r.passes for r in entry.reached]) for entry in entries]
     if any(per_pass):
-        small, short_name = amounts.unit_of_seconds(max(spread.highest for spread in per_pass if spread))
+        small, small_name = _unit(per_pass)
         nothing = ["–"] * len(entries)
         found.append(
             _bars(
                 "passes",
-                "the same as time per pass × passes",
+                "time per pass × passes",
                 "Which of the two a strategy improves: left, how fast it goes through the data; right, how often it has"
                 " to.",
                 entries,
                 looks,
                 [
                     Panel(
-                        f"one pass ({short_name})",
+                        f"one pass ({small_name})",
                         per_pass,
-                        lambda s: amounts.plain(s.median / small, zeros=True),
+                        lambda s: amounts.seconds(s.median),
                         nothing,
                         small,
                     ),
@@ -93,6 +93,10 @@ def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
             )
         )
     return found
+
+
+def _unit(spreads: Sequence[Spread | None]) -> tuple[float, str]:
+    return axes.unit_of_seconds(value for spread in spreads if spread for value in (spread.lowest, spread.highest))
 
 
 def _around(value: float | None, others: Sequence[float | None]) -> Spread | None:
@@ -109,14 +113,14 @@ def _why_not(entry: Entry) -> str:
 def _throughput(comparison: Comparison, looks: Looks) -> list[Picture]:
     entries = comparison.entries
     speeds = [entry.speed for entry in entries]
+    if not any(speeds):
+        return []
     one = speeds[0] if comparison.baseline is entries[0] else None
 
     def said(spread: Spread) -> str:
         faster = f", {amounts.times(spread.median / one.median)}" if one and one.median and spread is not one else ""
         return f"{amounts.plain(spread.median)}{faster}"
 
-    if not any(speeds):
-        return []
     why = ["failed" if entry.failure else "not known" if entry.good else "no run yet" for entry in entries]
     caption = "Longer is faster; this says nothing about how much is learned from a sample."
     panel = Panel("samples a second", speeds, said, why)
@@ -185,7 +189,7 @@ def _shares(comparison: Comparison) -> list[Picture]:
                 label=part,
             )
         for row, entry in enumerate(entries):
-            text = " · ".join(amounts.share(entry.shares.get(part, 0.0)) for part in PARTS)
+            text = " · ".join(f"{100 * entry.shares.get(part, 0.0):.0f}" for part in PARTS) + " %"
             plot.annotate(short(entry.name, 30), (0, row - 0.28), va="bottom")
             plot.annotate(text, (100, row - 0.28), va="bottom", ha="right")
         bars.frame(plot, len(entries))
@@ -202,7 +206,7 @@ def _shares(comparison: Comparison) -> list[Picture]:
 
 
 def _staleness(comparison: Comparison, looks: Looks) -> list[Picture]:
-    entries = [entry for entry in comparison.entries if entry.staleness and entry.workers > 1]
+    entries = [entry for entry in comparison.entries if any(entry.staleness.values()) and entry.workers > 1]
     if not entries:
         return []
     panels = min(6, len(entries))
@@ -216,7 +220,9 @@ def _staleness(comparison: Comparison, looks: Looks) -> list[Picture]:
             heights = [100 * count / total for count in entry.staleness.values()]
             mean = sum(value * count for value, count in entry.staleness.items()) / total
             colour = colours[looks.of(entry).tone]
-            plot.bar(list(entry.staleness), heights, width=0.8, color=colour, gid=f"staleness-{number}")
+            drawn = plot.bar(list(entry.staleness), heights, width=0.8, color=colour)
+            for staleness, patch in zip(entry.staleness, drawn.patches, strict=True):
+                patch.set_gid(f"bar-{number}-{staleness}")
             plot.set_title(f"{short(entry.name, 30)}: mean {amounts.plain(mean, 2)}", loc="left")
             plot.grid(False, axis="x")
             plot.set_ylabel("pushes (%)")

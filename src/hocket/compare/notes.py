@@ -10,10 +10,7 @@ def gather(found: Comparison) -> list[str]:
     good = [result for entry in found.entries for result in entry.good]
     if not good:
         return []
-    said = [*_what_is_known(found, good), *_threads(found), *_target(found)]
-    if found.repeats == 1:
-        said.append("Each ran once, so differences of a few per cent mean little: --repeat 3 shows the spread.")
-    return said
+    return [*_what_is_known(found, good), *_threads(found), *_target(found)]
 
 
 def _what_is_known(found: Comparison, good: list[Result]) -> list[str]:
@@ -39,6 +36,9 @@ def _threads(found: Comparison) -> list[str]:
         for result in entry.good:
             if result.workers > 1 and result.told.get("threads"):
                 others.setdefault(result.workers, set()).add(result.told["threads"])
+    cores = found.about.get("cores", "")
+    if alone and all(threads == alone for threads in others.values()) and cores.isdecimal() and min(alone) < int(cores):
+        return [f"One worker used {min(alone)} of the {cores} cores, as each of several did."]
     if not alone or all(threads == alone for threads in others.values()):
         return []
     one = _threads_of(min(alone))

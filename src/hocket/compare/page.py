@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from hocket.compare import amounts, canvas, figures, summary, verdict
+from hocket.compare import amounts, canvas, figures, store, summary, verdict
 from hocket.compare.results import Comparison, Entry
 from hocket.compare.style import TONES, Looks
 from hocket.errors import UsageError
 
 NAME = "report.html"
-_ROWS = 25  # of one run's curve in the table of numbers; the JSON has all
+_ROWS = 12  # of one run's curve in the table of numbers; the JSON has all
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -48,7 +47,7 @@ def html(comparison: Comparison) -> str:
     title = f"Comparison of {Path(comparison.script).name}: which strategy is fastest?"
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="answer">{escape(verdict.of(comparison))}</p>',
+        f'<p class="answer">{_together(escape(verdict.of(comparison)))}</p>',
         *_summary(comparison),
         *_failures(comparison),
         *_list("Notes", comparison.notes),
@@ -77,8 +76,7 @@ def _summary(comparison: Comparison) -> list[str]:
     table, looks = summary.of(comparison), Looks(comparison)
     if not table.rows:
         return []
-    times = [(entry.time_to_target.median, entry) for entry in comparison.entries if entry.time_to_target]
-    best = min(times, key=lambda pair: pair[0])[1] if times else None
+    best = verdict.winner(comparison)
     cells = []
     for entry, row in zip(comparison.entries, table.rows, strict=True):
         mark = f'<span class="mark" style="background: var(--{looks.of(entry).tone})"></span>'
@@ -91,7 +89,8 @@ def _summary(comparison: Comparison) -> list[str]:
         for column in table.columns
     )
     repeats = f"Medians of {comparison.repeats} repeats." if comparison.repeats > 1 else "One run of each."
-    said = f"{repeats} Time to target = one pass × passes over the data; efficiency is speed-up for each worker."
+    product = " Time to target = one pass × passes over the data." if comparison.target else ""
+    said = f"{repeats}{product} Efficiency is the speed-up for each worker."
     return [
         "<h2>Summary</h2>",
         '<div class="scroll summary" tabindex="0" role="region" aria-label="Summary">',
@@ -141,7 +140,8 @@ def _pictures(comparison: Comparison) -> list[str]:
     for picture in figures.pictures(comparison):
         says = "".join(f"<li>{escape(sentence)}.</li>" for sentence in picture.says)
         found.append(
-            f'<figure id="{picture.name}"><h3>{escape(_capital(picture.title))}</h3>\n{canvas.svg(picture)}\n'
+            f'<figure id="{picture.name}"{" class=leads" if picture.leads else ""}>'
+            f"<h3>{escape(_capital(picture.title))}</h3>\n{canvas.svg(picture)}\n"
             f"<figcaption>{escape(picture.caption)}</figcaption>"
             + (f'<ul class="says">{says}</ul>' if says else "")
             + "</figure>"
@@ -194,7 +194,7 @@ def _numbers(comparison: Comparison) -> list[str]:
             *rows,
             "</tbody></table></div></details>",
         ]
-    data = json.dumps(_finite(asdict(comparison)), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    data = json.dumps(store.to_json(comparison), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")  # no tag can begin in it
     return [*found, f'<script type="application/json" id="data">{data}</script>']
 
@@ -214,15 +214,9 @@ def _curve_rows(entry: Entry, metrics: Sequence[str]) -> list[str]:
     return found
 
 
-def _finite(value: Any) -> Any:
-    """Without NaN and infinities, which JSON does not have: they become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return value if isinstance(value, (str, int, bool)) or value is None else str(value)
+def _together(text: str) -> str:
+    """A number and its unit stay in one line."""
+    return re.sub(r"(\d) (ms|s|min|h|samples/s)\b", "\\1&nbsp;\\2", text)
 
 
 def _capital(sentence: str) -> str:

@@ -29,7 +29,7 @@ def result(planned: Planned, folder: Path, wish: Wish | None, failure: str) -> R
         failure: Why it failed, in a line; empty if it did not.
     """
     run, found = reader.read(folder), curves.read(folder)
-    began, pass_samples = _beginning(run, found)
+    began = found.began or found.first or run.fact("run", "started") or 0.0
     points = reported(found, began)
     reached = _reach(points, wish)
     if reached is not None:  # a run goes on for a moment until that is noticed
@@ -47,7 +47,7 @@ def result(planned: Planned, folder: Path, wish: Wish | None, failure: str) -> R
         start_up=max(0.0, (found.first or began) - start),
         samples=found.seen,
         speed=found.seen / trained if found.seen and trained > 0 else None,
-        pass_samples=pass_samples,
+        pass_samples=found.pass_samples,
         shares=shares(run, seconds),
         sent=sum(run.facts.get("sent", {}).values()),
         staleness=_staleness(run),
@@ -71,14 +71,6 @@ def thin(curve: list[Point]) -> list[Point]:
     """As many points as a picture can show, the last one among them."""
     every = math.ceil(len(curve) / _MOST_POINTS)
     return curve if every <= 1 else [*curve[:-1][::every], curve[-1]]
-
-
-def _beginning(run: Run, found: Curves) -> tuple[float, int | None]:
-    """When the training began, by rank 0's clock, and the samples of a pass; without a loop, when the run did."""
-    for event in run.events:
-        if event["name"] == "training began" and event["rank"] == 0:
-            return event["time"], event["details"].get("samples of a pass")
-    return found.first or run.fact("run", "started") or 0.0, None
 
 
 def _end(run: Run, found: Curves, began: float) -> float:

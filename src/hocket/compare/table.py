@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
+from hocket.compare import verdict
 from hocket.compare.results import Comparison, Entry, Spread
 from hocket.observe.served import size
 from hocket.observe.show import number
@@ -24,8 +26,8 @@ def show(found: Comparison) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     if any(entry.good for entry in found.entries):
         console.print(build(found))
-    if sentence := best(found):
-        console.print(sentence, soft_wrap=True, markup=False)
+    if found.entries:
+        console.print(verdict.of(dataclasses.replace(found, missing=0)), soft_wrap=True, markup=False)
     for line in lines(found):
         console.print(line, soft_wrap=True, markup=False)
 
@@ -78,8 +80,7 @@ def _target_title(found: Comparison) -> str:
 
 
 def _name(entry: Entry) -> str:
-    servers = max(result.servers for result in entry.results)
-    more = f"{servers} server{'s' if servers > 1 else ''}" if any(result.staleness for result in entry.good) else ""
+    more = f"{entry.servers} server{'s' if entry.servers > 1 else ''}" if entry.staleness else ""
     return f"{entry.name}, {more}" if more else entry.name
 
 
@@ -96,15 +97,10 @@ def _target(entry: Entry) -> str:
     took = entry.time_to_target
     if took is None:
         return "not reached"
-    # Of the repeat in the middle, so that the factors belong together.
-    hits = [result for result in entry.good if result.reached is not None]
-    middle = min(hits, key=lambda r: abs((r.reached.seconds if r.reached else 0.0) - took.median))
-    each, passes = middle.seconds_per_pass, middle.passes
-    missed = len(entry.good) - len(hits)
+    each, passes, missed = entry.seconds_per_pass, entry.passes, len(entry.good) - len(entry.reached)
+    factors = f"{each:.2f} × {passes:.1f} = " if each is not None and passes is not None else ""
     rest = f"\n{missed} of {len(entry.good)} did not" if missed else ""
-    if each is None or passes is None:
-        return f"{took.median:.1f}{_differs(took)}{rest}"
-    return f"{each:.2f} × {passes:.1f} = {took.median:.1f}{_differs(took)}{rest}"
+    return f"{factors}{took.median:.1f}{_differs(took)}{rest}"
 
 
 def _time(entry: Entry) -> str:
@@ -114,8 +110,7 @@ def _time(entry: Entry) -> str:
 
 def _metric(entry: Entry, name: str) -> str:
     """At the end; where the run was ended at the target, that is there."""
-    curves = [result.curves[name] for result in entry.good if result.curves.get(name)]
-    spread = Spread.of([curve[-1].value for curve in curves])
+    spread = entry.last(name)
     if spread is None:
         return "–"
     most = max(spread.highest - spread.median, spread.median - spread.lowest)
@@ -123,15 +118,12 @@ def _metric(entry: Entry, name: str) -> str:
 
 
 def _shares(entry: Entry) -> str:
-    kinds = ("compute", "communication", "waiting")
-    found = [Spread.of([result.shares.get(kind) for result in entry.good]) for kind in kinds]
-    known = [f"{share.median * 100:.0f}" for share in found if share is not None]
-    return f"{'/'.join(known)} %" if known else "–"
+    known = [f"{entry.shares.get(kind, 0.0) * 100:.0f}" for kind in ("compute", "communication", "waiting")]
+    return f"{'/'.join(known)} %" if entry.shares else "–"
 
 
 def _sent(entry: Entry) -> str:
-    spread = Spread.of([float(result.sent) for result in entry.good])
-    return size(spread.median) if spread is not None and spread.highest else "–"
+    return size(entry.sent.median) if entry.sent is not None and entry.sent.highest else "–"
 
 
 def _differs(spread: Spread) -> str:
@@ -140,24 +132,3 @@ def _differs(spread: Spread) -> str:
         return ""
     most = max(spread.highest - spread.median, spread.median - spread.lowest)
     return f"\n±{most / abs(spread.median):.0%}"
-
-
-def best(found: Comparison) -> str:
-    """The winner in a sentence; empty where there is none."""
-    alone = found.baseline
-    others = [entry for entry in found.entries if entry.good and entry.workers > 1]
-    if alone is None or not alone.good or not others:
-        return ""
-    if found.target is not None:
-        timed = [(took.median, entry) for entry in others if (took := entry.time_to_target) is not None]
-        if not timed:
-            return ""
-        seconds, winner = min(timed, key=lambda pair: pair[0])
-        base = alone.time_to_target
-        ratio = f", {base.median / seconds:.2f}× as fast as one worker" if base is not None and seconds else ""
-        return f"First at {found.target.metric} {found.target.value:g}: {winner.name}, after {seconds:.1f} s{ratio}."
-    fast = [(speed.median, entry) for entry in others if (speed := entry.speed) is not None]
-    if not fast or alone.speed is None:
-        return ""
-    most, winner = max(fast, key=lambda pair: pair[0])
-    return f"Fastest: {winner.name}, {most:,.0f} samples/s, {most / alone.speed.median:.2f}× one worker."

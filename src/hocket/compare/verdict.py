@@ -23,12 +23,23 @@ def called(entry: Entry) -> str:
     return "one worker" if entry.workers == 1 else f"{entry.strategy} on {entry.workers} workers"
 
 
+def winner(comparison: Comparison) -> Entry | None:
+    """Of all but the baseline; what reached the target in each repeat comes before what did so now and then."""
+    if comparison.target is None:
+        fast = [entry for entry in comparison.entries if entry.workers > 1 and entry.speed]
+        return max(fast, key=lambda entry: _median(entry.speed), default=None)
+    timed = [entry for entry in comparison.entries if entry.workers > 1 and entry.time_to_target]
+    always = [entry for entry in timed if _always(entry)]
+    return min(always or timed, key=lambda entry: _median(entry.time_to_target), default=None)
+
+
+def _always(entry: Entry) -> bool:
+    return len(entry.reached) == len(entry.results)
+
+
 def _by_target(comparison: Comparison, target: Target) -> str:
     goal = f"{target.metric} {amounts.metric(target.value)}"
-    others = [entry for entry in comparison.entries if entry.workers > 1 and entry.time_to_target]
-    # What reached it in each repeat comes before what did so only now and then.
-    always = [entry for entry in others if len(entry.reached) == len(entry.results)]
-    best = min(always or others, key=lambda entry: _median(entry.time_to_target), default=None)
+    best = winner(comparison)
     baseline = comparison.baseline
     one = baseline.time_to_target if baseline else None
     if best is None and one is None:
@@ -37,7 +48,7 @@ def _by_target(comparison: Comparison, target: Target) -> str:
         return f"Only one worker reached {goal}: {amounts.seconds(one.median)}."
     assert best is not None and best.time_to_target is not None
     time = best.time_to_target
-    sometimes = "" if best in always else f" (in {len(best.reached)} of {len(best.results)} repeats)"
+    sometimes = "" if _always(best) else f" (in {len(best.reached)} of {len(best.results)} repeats)"
     if one is None:
         alone = "one worker did not reach it" if baseline and baseline.good else "there is no time of one worker"
         first = f"{called(best)} reached {goal} first{sometimes}: {amounts.seconds(time.median)}; {alone}."
@@ -51,12 +62,12 @@ def _by_target(comparison: Comparison, target: Target) -> str:
             f"{called(best)} reached {goal} first{sometimes}: {amounts.seconds(time.median)},"
             f" {_times(one.median / time.median)} one worker ({amounts.seconds(one.median)})."
         )
+    always = [entry for entry in comparison.entries if entry.workers > 1 and _always(entry)]
     return first + _doubt(best, comparison, always, lambda entry: entry.time_to_target, amounts.seconds)
 
 
 def _by_speed(comparison: Comparison) -> str:
-    others = [entry for entry in comparison.entries if entry.workers > 1 and entry.speed]
-    best = max(others, key=lambda entry: _median(entry.speed), default=None)
+    best = winner(comparison)
     one = comparison.baseline.speed if comparison.baseline else None
     if best is None:
         alone = f" One worker made {_speed(one.median)}." if one else ""
@@ -70,9 +81,11 @@ def _by_speed(comparison: Comparison) -> str:
     else:
         faster = f", {_times(best.speed.median / one.median)} one worker ({_speed(one.median)})" if one else ""
         first = f"{called(best)} is fastest: {_speed(best.speed.median)}{faster}."
-    first += _doubt(best, comparison, others, lambda entry: entry.speed, amounts.plain)
+    first += _doubt(
+        best, comparison, [e for e in comparison.entries if e.workers > 1], lambda entry: entry.speed, amounts.plain
+    )
     if not comparison.metrics:
-        return f"{first} The script reports no metric (hocket.report), so nothing is known of what is learned."
+        return first  # a note says that this is all that is known
     return f"{first} No target was given: --until {comparison.metrics[0]}=VALUE compares the time to it."
 
 
@@ -88,7 +101,7 @@ def _doubt(
     if own is None:
         return ""
     if max(len(entry.good) for entry in comparison.entries) == 1:
-        return " Each ran once: --repeat 3 would show how much of this is chance."
+        return ""  # a note says so
     one = value(baseline) if baseline else None
     if one and _overlap(own, one):
         both = f"{text(own.lowest)} to {text(own.highest)} and {text(one.lowest)} to {text(one.highest)}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.compare import amounts, axes, scaling
+from hocket.compare import axes, scaling
 from hocket.compare.canvas import Colours, Picture
 from hocket.compare.results import Comparison, Entry, Spread
 from hocket.compare.style import BASELINE, Looks, short
@@ -65,8 +65,9 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
                 "speed-up against workers",
                 "Samples a second over those of one worker: on the thin line each worker would add as much as the"
                 " first. The laws are fitted to all repeats.",
-                60 + 150 * rows if len(known) > 1 else 290,
+                110 + 140 * rows if len(known) > 1 else 310,
                 lambda figure, colours: _speed_up(figure, colours, known, looks),
+                leads=True,
             )
         )
         found.append(
@@ -129,9 +130,9 @@ def _speed_up(figure: Figure, colours: Colours, known: Sequence[Scaling], looks:
             plot.plot(
                 xs, ys, color=colours["ink"], lw=1.2, ls=(0, (5, 2)), label="Amdahl's law", gid=f"amdahl-{number}"
             )
-        _points(plot, colours, looks, one, list(one.speed_ups), 1.0, joined=False, label="measured")
+        _points(plot, colours, looks, one, list(one.speed_ups), 1.0, joined=False, label="measured", ids=number)
         plot.set_title(short(one.strategy, 26), loc="left")
-        axes.worker_counts(plot, [1, *(count for each in known for count in each.counts)])
+        axes.worker_counts(plot, [1, *(count for each in known for count in each.counts)], gap=0.14)
         plot.set_ylim(0, max(highest * 1.1, min(most, highest * 1.4)))
         axes.numbers(plot.yaxis, ticks=4)
         plot.xaxis.set_tick_params(labelbottom=number + columns >= len(known))
@@ -147,12 +148,12 @@ def _speed_up(figure: Figure, colours: Colours, known: Sequence[Scaling], looks:
 def _efficiency(figure: Figure, colours: Colours, known: Sequence[Scaling], looks: Looks) -> None:
     plot = figure.add_subplot()
     plot.axhline(100, color=colours["soft"], lw=1, label="ideal")
-    for one in known:
+    for number, one in enumerate(known):
         spreads = [
             Spread(100 * s.median / count, 100 * s.lowest / count, 100 * s.highest / count)
             for s, count in zip(one.speed_ups, one.counts, strict=True)
         ]
-        _points(plot, colours, looks, one, spreads, 100.0, joined=True, label=short(one.strategy, 40))
+        _points(plot, colours, looks, one, spreads, 100.0, joined=True, label=short(one.strategy, 40), ids=number)
     axes.worker_counts(plot, [1, *(count for one in known for count in one.counts)])
     plot.set_ylim(0, max(105.0, plot.get_ylim()[1]))
     axes.numbers(plot.yaxis)
@@ -170,6 +171,7 @@ def _points(
     at_one: float,
     joined: bool,
     label: str,
+    ids: int,
 ) -> None:
     look = looks.of_strategy(one.strategy)
     medians = [at_one, *(spread.median for spread in spreads)]
@@ -190,13 +192,13 @@ def _points(
     )
     if joined and look.dashes:
         drawn.lines[0].set_dashes(look.dashes)
-    drawn.lines[0].set_gid(f"points-{one.strategy}")
+    drawn.lines[0].set_gid(f"points-{ids}")
 
 
 def _trade_off(figure: Figure, colours: Colours, timed: Sequence[Entry], looks: Looks) -> None:
     plot = figure.add_subplot()
     times = [(entry, spread) for entry in timed if (spread := entry.time_to_target)]
-    scale, unit = amounts.unit_of_seconds(max(spread.highest for _, spread in times))
+    scale, unit = axes.unit_of_seconds(value for _, spread in times for value in (spread.lowest, spread.highest))
     for strategy in dict.fromkeys("" if entry.workers == 1 else entry.strategy for entry in timed):
         look = looks.of_strategy(strategy) if strategy else BASELINE
         own = [(e, s) for e, s in times if (e.workers == 1) == (not strategy) and strategy in ("", e.strategy)]

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from hocket import __version__, config
+from hocket.compare import page, plan, plots, store, table, target
 from hocket.compare import place as places
-from hocket.compare import plan, store, table, target
 from hocket.compare.conduct import Conduct
 from hocket.compare.display import open_display
 from hocket.compare.plan import BASELINE, Planned, Way
@@ -151,34 +151,31 @@ def _conduct(
     as_json: bool,
 ) -> int:
     """Make the runs, show what they found, return the exit status."""
-    is_cut = False
-    with Signals() as signals, contextlib.ExitStack() as stack:
-        stack.callback(place.close)
+    received: list[int] = []
+    with contextlib.closing(place):
         place.prepare(signed)
-        display = open_display()
-        stack.callback(display.close)
-        made: list[Rig] = []
-        conduct = Conduct(
-            place, subject, wish, wanted.choose, lambda run: _start(wanted, run, place.records, made), signals, display
-        )
-        if place.earlier is not None:
-            good = sum(not result.failure for result in conduct.results.values())
-            display.say(f"hocket: {place.folder} is continued: {good} runs are there, {len(conduct.left())} are left")
-        try:
-            if wanted.rig and conduct.left():
+        with Signals() as signals, contextlib.closing(open_display()) as display, contextlib.ExitStack() as stack:
+            made: list[Rig] = []
+            conduct = Conduct(
+                place, subject, wish, wanted.choose, lambda run: _start(wanted, run, place.records, made), signals,
+                display,
+            )  # fmt: skip
+            left = conduct.left()
+            if place.earlier is not None:
+                good = sum(not result.failure for result in conduct.results.values())
+                display.say(f"hocket: {place.folder} is continued: {good} of its runs are there, {len(left)} are left")
+            if wanted.rig and left:
                 name = f"compare-{plan.signature(signed)[:8]}"  # the same again takes the place of one that was killed
                 made.append(stack.enter_context(Rig.up(wanted.rig, wanted.rate, name=name)))
-            conduct.go()
-        except Interrupted:
-            is_cut = True
-        finally:
-            display.close()
+            with contextlib.suppress(Interrupted):
+                conduct.go()
+            received = signals.received
         comparison = conduct.comparison()
         store.save(comparison, place.folder)
         _show(comparison, place.folder, as_json=as_json)
-        if is_cut:
-            print(f"hocket: interrupted; the same command goes on from here ({place.folder})", file=sys.stderr)
-            return 128 + signals.received[0]
+    if received and comparison.missing:
+        print(f"hocket: interrupted; the same command goes on from here ({place.folder})", file=sys.stderr)
+        return 128 + received[0]
     works = [entry for entry in comparison.entries if entry.good]
     return 0 if comparison.baseline in works and len(works) > 1 else 1
 
@@ -193,20 +190,13 @@ def _show(comparison: Comparison, folder: Path, *, as_json: bool) -> None:
     print(where, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
-def _pictures(comparison: Comparison, folder: Path) -> Path | None:
+def _pictures(comparison: Comparison, folder: Path) -> Path:
     """The report, and plots where matplotlib is installed."""
     try:
-        from hocket.compare import page, plots  # type: ignore[attr-defined,unused-ignore]
-    except ImportError:
-        return None
-    try:
         plots.write(comparison, folder)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        print("hocket: no PNG plots without matplotlib: pip install 'hocket[report]'", file=sys.stderr)
-    report: Path = page.write(comparison, folder)
-    return report
+    except UsageError as error:  # the report has its table in any case
+        print(f"hocket: {error}", file=sys.stderr)
+    return page.write(comparison, folder)
 
 
 def _start(wanted: Wanted, run: Planned, records: Path, rig: list[Rig]) -> tuple[list[str], dict[str, str]]:

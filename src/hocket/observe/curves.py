@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from contextlib import closing
@@ -22,6 +23,8 @@ class Curves:
         first: The time of the first batch that rank 0 had; None if there was none, so no training loop of ours.
         last: The time of the last sign of it, the end of an epoch if there was one; ``seen`` samples by then.
         epoch: In which it was then, from 1; ``step`` batches of it.
+        began: When the training began, by the clock of rank 0, as times of metrics are.
+        pass_samples: Samples of a pass over the data, if rank 0 knows.
     """
 
     metrics: dict[str, list[tuple[float, int, float]]] = field(default_factory=dict)
@@ -30,6 +33,8 @@ class Curves:
     seen: int = 0
     epoch: int = 0
     step: int = 0
+    began: float | None = None
+    pass_samples: int | None = None
 
 
 def read(folder: Path) -> Curves:
@@ -43,6 +48,12 @@ def read(folder: Path) -> Curves:
                 metrics.setdefault(name, []).append((when, samples, math.nan if value is None else value))
             first = database.execute("SELECT time FROM steps ORDER BY rowid LIMIT 1").fetchone()
             last = database.execute("SELECT time, seen, epoch, step FROM steps ORDER BY rowid DESC LIMIT 1").fetchone()
+            begun = database.execute(
+                "SELECT time, details FROM events WHERE name = 'training began' AND rank = 0 LIMIT 1"
+            ).fetchone()
     except sqlite3.Error as error:
         raise RecordError(f"{folder / FILE} cannot be read: {error}") from None
-    return Curves(metrics) if first is None else Curves(metrics, first[0], *last)
+    if first is None:
+        return Curves(metrics)
+    told = (begun[0], json.loads(begun[1]).get("samples of a pass")) if begun is not None else (None, None)
+    return Curves(metrics, first[0], *last, *told)

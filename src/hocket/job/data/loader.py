@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
@@ -23,7 +22,6 @@ from hocket.job.data.sharding import (
     Start,
     batches,
     is_of_torch,
-    show_own_dataset,
 )
 from hocket.job.data.streams import ShardedStream
 from hocket.job.data.turns import Turns
@@ -164,10 +162,8 @@ class Loader:
     @property
     def pass_samples(self) -> int | None:
         """Samples of a pass over the data, of all ranks; None where nobody can know."""
-        indices, batch = getattr(self.original, "sampler", None), self.original.batch_size
-        if self._sampler is None or self.is_per_rank or not isinstance(indices, Sized) or batch is None:
-            return None
-        return len(indices) // batch * batch if self.original.drop_last else len(indices)
+        divides = self._sampler is not None and not self.is_per_rank
+        return original_loader.count_samples(self.original, self._size) if divides else None
 
     def state(self) -> dict[str, Any]:
         """Where this loader is, as plain data with tensors; from it another one can go on."""
@@ -378,22 +374,7 @@ class Loader:
         return self._make(self._stream, batch_size=None, collate_fn=_keep)
 
     def _make(self, dataset: Any, **options: Any) -> DataLoader[Any]:
-        original = self.original
-        if original.num_workers:
-            options |= {
-                "timeout": original.timeout,
-                "multiprocessing_context": original.multiprocessing_context,
-                "prefetch_factor": original.prefetch_factor,
-                "persistent_workers": original.persistent_workers,
-                "worker_init_fn": functools.partial(show_own_dataset, init=original.worker_init_fn),
-            }
-        return DataLoader(
-            dataset,
-            num_workers=original.num_workers,
-            pin_memory=original.pin_memory,
-            generator=self._generator,
-            **options,
-        )
+        return original_loader.remake(self.original, dataset, generator=self._generator, **options)
 
     def _seed_data_processes(self) -> None:
         """Draw from the user's generator what PyTorch would draw, and make of it a different seed for each rank."""

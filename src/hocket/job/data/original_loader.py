@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Sized
@@ -12,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, UsageError
+from hocket.job.data.sharding import show_own_dataset
 
 
 def check(loader: DataLoader[Any]) -> None:
@@ -31,6 +33,27 @@ def check(loader: DataLoader[Any]) -> None:
         raise UsageError(
             f"cannot divide the batches of {type(loader.batch_sampler).__name__}: pass it as batch_sampler="
         )
+
+
+def remake(loader: DataLoader[Any], dataset: Any, **options: Any) -> DataLoader[Any]:
+    """A loader over another data set (and sampler, in ``options``), with processes like those of ``loader``."""
+    if loader.num_workers:
+        options |= {
+            "timeout": loader.timeout,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+            "worker_init_fn": functools.partial(show_own_dataset, init=loader.worker_init_fn),
+        }
+    return DataLoader(dataset, num_workers=loader.num_workers, pin_memory=loader.pin_memory, **options)
+
+
+def count_samples(loader: DataLoader[Any], size: int) -> int | None:
+    """Of one pass over its data by ``size`` workers together, if its sampler tells."""
+    indices, batch = getattr(loader, "sampler", None), loader.batch_size
+    if not isinstance(indices, Sized) or batch is None:
+        return None
+    return len(indices) // (batch * size) * batch * size if loader.drop_last else len(indices)
 
 
 def find_generators(loader: DataLoader[Any]) -> list[torch.Generator]:

@@ -48,6 +48,10 @@ def doctor(
     for flag, value in {"--ssh": ssh, "--python": python}.items():
         if value is not None and not named:
             raise UsageError(f"{flag} is for other hosts: name these with -H node1,node2 or --hostfile")
+    try:
+        config.working_folder()
+    except OSError as error:
+        raise UsageError(f"the working folder cannot be used ({error.strerror}): change to another") from None
     told = config.told()
     wishes = Wishes(
         named or [Host("localhost")],
@@ -58,12 +62,21 @@ def doctor(
         config.exported(),
     )
     with Signals() as signals:
+        _say(f"looking at {f'{len(named)} hosts and what is between them' if named else 'this machine'} …")
         found = visit.look(wishes, signals, alone=not named)
         if not quick:
+            _say("trying a small all-reduce …")
             found.findings.append(reduction.run(wishes, found.fit, found.slowest, signals, alone=not named))
+        _say("")
         visit.stop_if_asked(signals)
     if as_json:
         print(json.dumps(show.data(found.findings, found.ways), indent=1))
     else:
         print(show.text(found.findings, found.ways, sys.stdout.encoding))
     sys.exit(1 if count(found.findings, "wrong") else 0)
+
+
+def _say(text: str) -> None:
+    """What is being done, on a terminal, in a line that the next one takes the place of."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -50,7 +50,8 @@ class Patient:
     def _examine(self, frame: Frame, _: bytes, base: Mapping[str, str]) -> None:
         """Start the checks; their end is seen by the agent's loop, which goes on meanwhile."""
         folder, interface = str(frame.head["folder"]), str(frame.head["interface"] or "")
-        command = [sys.executable, "-m", "hocket.launch.doctor.here", folder, interface, str(frame.head["where"])]
+        checks = ["-P", "-m", "hocket.launch.doctor.here"]  # modules that lie in the folder are none of theirs
+        command = [sys.executable, *checks, folder, interface, str(frame.head["where"])]
         self._child = subprocess.Popen(
             command, env=base, cwd=folder if Path(folder).is_dir() else "/", stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, start_new_session=True,

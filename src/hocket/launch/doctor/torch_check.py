@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+from hocket import config
 from hocket.launch import leftovers, machine
 from hocket.launch.doctor.finding import Finding, note, ok, wrong
 from hocket.launch.doctor.software import OLDEST_TORCH, numbers
@@ -111,7 +112,8 @@ def _gpus(facts: dict[str, Any]) -> Finding:
     if there:
         return note("gpu", f"{there} there, but torch is built for the CPU alone",
                     "install the CUDA build of torch to use them (pytorch.org, Get started)")  # fmt: skip
-    return next(iter(_gpu_without_torch()), ok("gpu", "none: training runs on the processor"))
+    why = "CUDA_VISIBLE_DEVICES lets none be seen" if config.visible_gpus() == [] else "none"
+    return next(iter(_gpu_without_torch()), ok("gpu", f"{why}: training runs on the processor"))
 
 
 def _gpu_without_torch() -> list[Finding]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hocket import __version__, config
 from hocket.errors import UsageError
-from hocket.launch import preflight, ssh
+from hocket.launch import machine, preflight, ssh
 from hocket.launch.doctor import clock, finding, pairs
 from hocket.launch.doctor.clock import Trip
 from hocket.launch.doctor.finding import Finding, note, ok, wrong
@@ -113,7 +113,15 @@ class _Visit:
                 self._add(link, finding.split("versions", problem) if problem else ok("versions", "the same as here"))
             if link.hello.get("hocket") == __version__:
                 good.append(link)
+                self._check_slots(link)
         return good
+
+    def _check_slots(self, link: Link) -> None:
+        """Whether there is memory for as many workers as the user has written."""
+        slots, free = link.host.slots, link.hello["free memory"]
+        most = machine.most_workers(free)
+        if slots is not None and most is not None and slots > most:
+            self._add(link, wrong("slots", machine.too_many(slots, free), f"write {link.host.name}:{most}"))
 
     def _examine(self, links: list[Link]) -> list[Link]:
         folder, interface = config.working_folder(), self._wishes.interface
@@ -223,5 +231,6 @@ def stop_if_asked(signals: Signals) -> None:
     """SystemExit if a signal has asked for the end."""
     if signals.received:
         number = signals.received[0]
-        print(f"hocket: ended by {signal.Signals(number).name}", file=sys.stderr)
+        fresh = "\r\x1b[K" if sys.stderr.isatty() else ""  # in place of what was being done
+        print(f"{fresh}hocket: ended by {signal.Signals(number).name}", file=sys.stderr)
         raise SystemExit(128 + number)
