@@ -41,3 +41,11 @@ def test_the_bench_of_stragglers_compares_strategies() -> None:
     rows = json.loads(done.stdout)["rows"]
     assert [row["strategy"] for row in rows] == ["mirrored", "gossip(asynchronous=True)"]
     assert rows[0]["speed_ratio"] == 1 and rows[1]["speed_samples/s"] > 0
+
+
+def test_the_bench_of_noise_says_what_looks_cost() -> None:
+    done = bench("noise", "--rounds", "1", "--models", "cnn", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["strategy"] for row in rows] == ["mirrored", "central", "central(fused=True)"]
+    assert all(row["a look in_steps"] >= 1 and row["in looks_%"] > 0 for row in rows)

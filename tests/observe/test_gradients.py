@@ -2,11 +2,13 @@
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 
 from hocket.events import Gradients, decode, encode
 from hocket.observe.gradients import GradientSummary, number
+from observe.test_runs import hocket, runs
 
 
 def records(
@@ -143,3 +145,39 @@ def test_numbers() -> None:
     assert [number(value) for value in (0.0, 0.04, 2.81, 8.0, 9.97, 61.2, 3449.0, 123456.0)] == [
         "0", "0", "2.8", "8", "10", "61", "3,400", "120,000",
     ]  # fmt: skip
+
+
+TRAINING = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import hocket
+
+hocket.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(20, 1)
+x = torch.randn(1024, 20)
+data = TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(1024, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+model, optimizer, loader = hocket.distribute(model, optimizer, DataLoader(data, 8))
+for _ in range(24):
+    for inputs, targets in loader:
+        ((model(inputs) - targets) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_run_tells_its_noise_scale(folder: Path) -> None:
+    (folder / "train.py").write_text(TRAINING)
+    done = hocket("run", "-n", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    scale, diversity = done.stderr.splitlines()[-2:]
+    facts = runs("show", "last")["facts"]["gradients"]
+    assert scale == f"hocket: {facts['says']}."
+    assert "a step has 16" in scale
+    assert diversity.startswith(f"hocket: gradient diversity of the workers {facts['diversity']:.2f} (0.5: all")
+    assert (facts["samples in a step"], facts["steps"], facts["unit"]) == (16, 1536, "samples")
+    assert facts["measured steps"] >= 8
+    shown = hocket("runs", "show", "last").stdout
+    assert "\nGradients\n  noise scale " in shown
+    assert facts["says"] in shown

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import torch
 
+from hocket import spans
 from hocket.events import Gradients
 from hocket.strategies.collector import Collector
 
 _SHARE = 0.004  # of the time of training that looks may take
-_FIRST = 4  # the step with the first look
+_FIRST, _PROBES = 4, 3  # the step with the first look; looks after which their cost is known (the first is slow)
 _SPIKE = 3  # times its usual cost that a look can be charged: what is more was done by others
 _MOST_STEPS = 1 << 12  # between two looks
 _LEAST_ON_GPU = 16  # steps between two looks where their cost cannot be seen by the clock
@@ -165,13 +166,17 @@ class Gauge:
     def _plan(self, step: int, begin: float) -> None:
         """Find the next step with a look: a multiple of a power of two, so that ranks mostly meet."""
         now = time.perf_counter()
+        spans.add(spans.COMPUTE, "look at gradient noise", begin, now)
         self._costs.append(self._cost + now - begin)
         self.seconds += self._costs[-1]
         self._cost = 0.0
         self._paces.append((now - self._last[1]) / (step - self._last[0]))
         self._last = (step, now)
-        cost, budget = median(self._costs), _SHARE * min(self._paces)  # of a look, and for looks in one step
-        self._charged += min(self._costs[-1], _SPIKE * cost)
+        cost, budget = median(self._costs), _SHARE * max(min(self._paces), 1e-9)  # of a look; for looks in a step
+        if len(self._costs) < _PROBES:
+            self._next = 2 * step
+            return
+        self._charged += min(self._costs[-1], _SPIKE * cost) if self._charged else _PROBES * cost
         apart = self._least
         while apart < min(cost / budget, _MOST_STEPS):
             apart *= 2

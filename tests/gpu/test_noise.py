@@ -1,0 +1,16 @@
+"""Gradient noise on a GPU: sums stay there until they have arrived by themselves."""
+
+import pytest
+import torch
+from pool import Pool
+from strategies.test_noise import check_identity, known
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.mark.parametrize("hosts", [None, (1, 1), (2, 1)])
+@pytest.mark.parametrize("strategy", ["mirrored", "dmb"])
+def test_sums_are_those_of_the_gradients(pool: Pool, strategy: str, hosts: tuple[int, ...] | None) -> None:
+    size = sum(hosts or (2,))
+    told = pool.run(size, known, strategy, "float32", False, "cuda", hosts=hosts, transport="shared-memory")
+    check_identity(told, 1e-5)
