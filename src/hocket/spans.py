@@ -47,7 +47,8 @@ class _Tape:
         self.hand_over()
 
     def _run(self) -> None:
-        while not self._stop.wait(_EVERY):
+        # All processes at the same moment: whoever is held up for a moment holds up all others at their next meeting.
+        while not self._stop.wait(_EVERY - time.time() % _EVERY):
             self.hand_over()
 
     def add(self, key: _Key, begin: float, end: float, number: int) -> None:
