@@ -6,7 +6,6 @@ launcher through an inherited pipe; where there is none they go nowhere.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import threading
@@ -271,7 +270,7 @@ class PipeSink:
 
 def encode(record: Record) -> bytes:
     """One line of JSON."""
-    return json.dumps({"kind": record.kind, **dataclasses.asdict(record)}).encode() + b"\n"
+    return json.dumps({"kind": record.kind, **vars(record)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Record | None:

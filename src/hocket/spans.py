@@ -60,10 +60,12 @@ class _Tape:
             if not rows:
                 return
             numbers: dict[_Key, int] = {}
-            base = min(row[1] for row in rows)
+            base = min([row[1] for row in rows])
             flat: list[int] = []
             for key, begin, end, number in rows:
-                index = numbers.setdefault(key, len(numbers))
+                index = numbers.get(key)
+                if index is None:
+                    index = numbers[key] = len(numbers)
                 flat += (index, int((begin - base) * 1e9), int((end - begin) * 1e9), number)
             record = Spans(int(base * 1e9), [list(key) for key in numbers], flat, self._lost)
             if not self._sink.offer(record):
