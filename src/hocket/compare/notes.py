@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hocket.compare import amounts
 from hocket.compare.results import Comparison, Result
 
 
@@ -56,4 +57,5 @@ def _target(found: Comparison) -> list[str]:
     if found.target is None:
         return []
     missed = [entry.name for entry in found.entries if entry.good and not any(r.reached for r in entry.good)]
-    return [f"{found.target.metric} {found.target.value:g} was not reached by {', '.join(missed)}."] if missed else []
+    goal = f"{found.target.metric} {amounts.given(found.target.value)}"
+    return [f"{goal} was not reached by {', '.join(missed)}."] if missed else []
