@@ -90,3 +90,25 @@ def test_notes() -> None:
     assert "no metrics" in said and "2 workers had 2 threads each" in said and "not reached by one worker" in said
     silent = dataclasses.replace(found, entries=(Entry("mirrored", 1, (dataclasses.replace(alone, speed=None),)),))
     assert "no training loop" in notes.gather(silent)[0]
+
+
+def _with(about: dict[str, str], threads: dict[int, int], strategy: str = "mirrored") -> Comparison:
+    runs = [Result(strategy, n, 0, 0, speed=1.0, told={"threads": each}) for n, each in threads.items()]
+    entries = tuple(Entry(strategy, run.workers, (run,)) for run in runs)
+    return dataclasses.replace(example(), about=about, target=None, wanted="", entries=entries)
+
+
+def test_notes_on_threads_and_cores() -> None:
+    said = " ".join(notes.gather(_with({"cores": "2", "network": "one host"}, {1: 2, 2: 1, 4: 1})))
+    assert "One worker had 2 threads (all cores" in said and "--threads 1 compares like with like" in said
+    assert "4 workers shared 2 cores" in said
+    said = " ".join(notes.gather(_with({"cores": "8", "network": "one host"}, {1: 4, 2: 1})))
+    assert "One worker had 4 threads, 2 workers" in said and "all cores" not in said and "shared" not in said
+    said = " ".join(notes.gather(_with({"cores": "1", "network": "4 hosts of a rig, unlimited"}, {1: 1, 4: 1, 8: 1})))
+    assert "4 and 8 workers shared 1 core:" in said
+    assert "shared" not in " ".join(notes.gather(_with({"cores": "1", "network": "node1:8"}, {1: 1, 8: 1})))
+
+
+def test_what_sends_nothing_says_so() -> None:
+    found = _with({"cores": "2"}, {1: 1, 2: 1}, "hogwild")
+    assert "hogwild on 2: 0 B are sent" in " ".join(notes.gather(found)) and " 0 B " in shown(found)

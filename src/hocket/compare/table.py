@@ -189,7 +189,9 @@ def _shares(entry: Entry) -> str:
 
 
 def _sent(entry: Entry) -> str:
-    return size(entry.sent.median) if entry.sent is not None and entry.sent.highest else "–"
+    if entry.workers == 1 and not any(result.sent for result in entry.good):
+        return "–"  # there is nobody to send to
+    return size(entry.sent.median) if entry.sent is not None else "–"
 
 
 def _differs(spread: Spread) -> str:
