@@ -235,6 +235,13 @@ def count_bytes(strategy: str) -> int:
     return sum(each.sent for each in current().strategies)
 
 
+def test_what_is_sent_in_every_step_is_counted_alike(pool: Pool) -> None:
+    every_step = sum(pool.run(2, count_bytes, "mirrored"))
+    assert every_step > 0
+    for strategy, servers in (("central", 0), ("central(fused=True)", 0), ("bsp", 1), ("asynchronous", 1)):
+        assert sum(pool.run(2, count_bytes, strategy, servers=servers)) == every_step, strategy
+
+
 def test_a_period_divides_what_is_sent(pool: Pool) -> None:
     every_step = pool.run(2, count_bytes, "mirrored")
     for strategy in ("local_sgd(period=4)", "diloco(period=4)", "easgd(period=4)"):

@@ -175,6 +175,7 @@ class CentralFused(CentralTraining):
         self._judgement, self._gauge = Judgement(members.names, on_nan), Gauge(self._host.size, members.parameters)
         self._local = [LocalGradient.seal(view) for view in layout.views(self._slots.mine)]
         self._payload, self._same_missing = 0, True
+        self._counted = b"", 0
         self._number = zlib.crc32(repr(members.describe()).encode())
         # Only this worker's slices are ever touched, and memory that is not touched is not taken.
         self._averages = [torch.empty(bucket.count, dtype=bucket.dtype) for bucket in layout.buckets]
@@ -199,6 +200,7 @@ class CentralFused(CentralTraining):
         if 1 in self.collector.missing or not all(map(operator.is_, gradients, self._local)):
             self._note_changes(gradients)
         self.steps += 1
+        self.sent += self._nbytes()
         payload = self.collector.repeat_payload(self._payload)
         nonfinite, same = read_payloads(
             self._host.transport.meet(self._number + number_rates(self._optimizer), payload, self._describe)
@@ -206,6 +208,14 @@ class CentralFused(CentralTraining):
         self._judgement.record(nonfinite)
         self._same_missing = same
         return self._judgement.allows_step(self._optimizer)
+
+    def _nbytes(self) -> int:
+        """How much a step hands to the others: as with ``central``, for whom it is the same."""
+        trained = bytes(self.collector.trained)
+        if trained != self._counted[0]:
+            parameters = zip(self._members.parameters, trained, strict=True)
+            self._counted = trained, sum(parameter.nbytes for parameter, is_trained in parameters if is_trained)
+        return self._counted[1]
 
     def _agree(self) -> bytes:
         missing = self.collector.missing

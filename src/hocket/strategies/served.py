@@ -68,6 +68,7 @@ class ServedTraining(Strategy):
         rates = self._rule(optimizer)
         self._sparse = SparseTables(client, model, members, terms, rates)
         self._members = dense = members.without(self._sparse.parameters)
+        self._nbytes = sum(parameter.nbytes for parameter in dense.parameters)  # buffers have padding between them
         self.placement = self._place(dense, optimizer, choice, len(client.links))
         self._copy = DenseCopy(client, self.placement, terms, rates)
         client.paced += [self._copy.number, *self._sparse.numbers]
@@ -181,9 +182,11 @@ class ServedTraining(Strategy):
         if weight:
             self._multiply()
             self._bring(self._copy.gradients, self._gradients)
-            self.sent += sum(flat.nbytes for flat in self._gradients)
+            self.sent += self._nbytes
         factor = self._factor if weight else 0.0
+        before = self._sparse.sent
         accepted = self._sparse.push(self._say(weight, None, groups), factor)
+        self.sent += self._sparse.sent - before
         if self._members.parameters or not self._sparse:
             accepted &= self._copy.push(push, pull=pull)
         if not accepted:

@@ -25,6 +25,7 @@ class SparseTables:
 
     Attributes:
         parameters: The weights.
+        sent: Bytes of gradients that were pushed, their rows' numbers included.
     """
 
     def __init__(self, client: Client, model: nn.Module, members: Members, terms: Terms, rule: dict[str, Any]) -> None:
@@ -35,6 +36,7 @@ class SparseTables:
             if id(m.weight) in members.index and members.groups[members.index[id(m.weight)]] >= 0
         }
         self.parameters = list(found.values())
+        self.sent = 0
         if not found:
             self._tables: dict[int, RowCopy] = {}
             return
@@ -70,6 +72,7 @@ class SparseTables:
         accepted = True
         for weight in self.parameters:
             rows, values = _gradient(weight, factor)
+            self.sent += rows.nbytes + values.nbytes
             group = self._groups[id(weight)]
             groups = None if push.groups is None else [push.groups[group]]
             told = Push(push.epoch, push.weight, None, groups, push.batches)
