@@ -34,7 +34,7 @@ for epoch in range(1, EPOCHS + 1):
             metrics["q"] = math.nan
         sink.put(Metrics(epoch * STEPS, 32 * epoch, time.time(), metrics))
 sink.put(Sent(1000 * size))
-print("trained", more, flush=True)
+print("trained", more, os.environ.get("OF_THE_SCRIPT", ""), flush=True)
 while what == "silent forever":
     done += 1
     sink.put(Progress(1 + done // STEPS, 1 + done % STEPS, STEPS, 8, done, 8 * done, 0.0, 0.0))

@@ -14,6 +14,7 @@ import pytest
 
 from hocket.compare import store
 from hocket.compare.results import Comparison
+from hocket.rig import needs
 
 SCRIPT = str(Path(__file__).parent / "telling.py")
 COMPARE = [sys.executable, "-m", "hocket.launch.cli", "compare"]
@@ -198,6 +199,16 @@ def test_other_threads_are_another_comparison(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     done = compare(*options)
     assert done.returncode == 2 and "holds another comparison (libraries differs)" in done.stderr
+
+
+@pytest.mark.skipif(bool(needs.missing()), reason="a rig needs root and some programs")
+def test_hosts_of_a_rig_have_the_environment_that_one_worker_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_SCRIPT", "two words = 1")
+    done = compare("--hosts", "2", "--strategies", "mirrored", "--out", "out", SCRIPT, "train")
+    assert done.returncode == 0, done.stderr
+    for name, workers in (("one-worker", 1), ("mirrored-on-2", 2)):
+        text = (folder / "out" / "logs" / f"{name}-repeat-1.log").read_text()
+        assert text.count("trained [] two words = 1") == workers, text
 
 
 def _processes_of(folder: Path) -> list[str]:
