@@ -31,13 +31,13 @@ def _processes() -> Finding:
 
 
 def _marked() -> dict[int, str]:
-    """The launchers of all processes that carry the mark of some job, by process."""
+    """The launchers of all processes that carry the mark of some job and the name of its launcher, by process."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         pairs = (value.partition(b"=") for value in _bytes(entry / "environ").split(b"\0"))
         values = {name: value.decode(errors="replace") for name, _, value in pairs}
-        if leftovers.VARIABLE.encode() in values:
-            found[int(entry.name)] = values.get(leftovers.LAUNCHER.encode(), "")
+        if leftovers.VARIABLE.encode() in values and values.get(leftovers.LAUNCHER.encode()):
+            found[int(entry.name)] = values[leftovers.LAUNCHER.encode()]
     return found
 
 
