@@ -162,6 +162,24 @@ def test_lines_are_aligned_in_any_encoding() -> None:
     assert plain.isascii() and "ok     all 2  torch  5 us" in plain and "\n         -> set it" in plain
 
 
+def test_many_hosts_are_shown_in_few_characters() -> None:
+    """Their names are beneath, and what is so on eleven hosts counts eleven times, in the text and as data."""
+    hosts = [f"127.0.0.{number}" for number in range(1, 13)]
+    reached = ", ".join(f"{host} at 10.0.0.{number}" for number, host in enumerate(hosts))
+    shut = wrong("ssh", "nothing listens for SSH there", "start sshd there")
+    found = [ok("torch", "2.13").at(hosts[0]), *(shut.at(host) for host in hosts[1:]), ok("reach", f"all: {reached}")]
+    lines = show.text(found, [], "utf-8").splitlines()
+    assert lines[:2] == [
+        "✓  127.0.0.1              torch  2.13",
+        "✗  127.0.0.2 and 10 more  ssh    nothing listens for SSH there",
+    ]
+    assert " ".join(line.strip() for line in lines[2:4]) == f"on {', '.join(hosts[1:])}"
+    assert lines[4] == "     → start sshd there" and lines[5] == f"✓{'':25}reach  all:"
+    assert " ".join(line.strip() for line in lines[6:-2]) == reached and max(map(len, lines)) <= 100
+    assert lines[-1] == "11 things are wrong." and show.data(found, [])["wrong"] == 11
+    assert [entry["host"] for entry in show.data(found, [])["findings"]] == [*hosts, ""]
+
+
 def test_findings_travel_as_plain_data() -> None:
     found = [note("a", "b", "c").at("h"), ok("d", "e")]
     assert finding.read(entry.plain() for entry in found) == found
