@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _SI = ["", "k", "M", "G", "T", "P"]
 
@@ -22,9 +23,17 @@ def plain(value: float, digits: int = 3, zeros: bool = False) -> str:
     rounded = float(f"{value:.{digits - 1}e}")
     size = math.floor(math.log10(abs(rounded)))
     if size < -4 or size > 11:
-        return f"{value:.{digits - 1}e}".replace("-", "−")
+        digit, _, power = f"{value:.{digits - 1}e}".partition("e")
+        if "." in digit and not zeros:
+            digit = digit.rstrip("0").rstrip(".")
+        return f"{digit}e{power}".replace("-", "−")
     text = f"{rounded:,.{max(0, digits - 1 - size)}f}"
     return (text.rstrip("0").rstrip(".") if "." in text and not zeros else text).replace("-", "−")
+
+
+def given(value: float) -> str:
+    """A number that a user has written, such as a target: all of its digits."""
+    return f"{value:.10g}".replace("-", "−")
 
 
 def metric(value: float) -> str:
@@ -47,6 +56,15 @@ def seconds(value: float) -> str:
 def share(value: float) -> str:
     """``7 %``, ``0.3 %``."""
     return f"{plain(100 * value, 2) if abs(value) < 0.0995 else f'{100 * value:.0f}'} %"
+
+
+def percents(parts: Sequence[float]) -> list[int]:
+    """Parts of 1 in whole per cent that add up as the parts do; those that lose most by it are rounded up."""
+    found = [math.floor(100 * part) for part in parts]
+    left = round(100 * sum(parts)) - sum(found)
+    for number in sorted(range(len(parts)), key=lambda i: found[i] - 100 * parts[i])[:left]:
+        found[number] += 1
+    return found
 
 
 def times(value: float) -> str:
