@@ -14,7 +14,7 @@ from hocket.compare import amounts
         (amounts.plain(12.345), "12.3"),
         (amounts.plain(12345.6), "12,300"),
         (amounts.plain(-0.001234), "−0.00123"),
-        (amounts.plain(3e-9), "3.00e−09"),
+        (amounts.plain(3e-9), "3e-09"),
         (amounts.plain(math.nan), "NaN"),
         (amounts.plain(9.999), "10"),
         (amounts.metric(0.95493), "0.9549"),

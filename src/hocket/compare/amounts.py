@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _SI = ["", "k", "M", "G", "T", "P"]
 
@@ -22,7 +23,8 @@ def plain(value: float, digits: int = 3, zeros: bool = False) -> str:
     rounded = float(f"{value:.{digits - 1}e}")
     size = math.floor(math.log10(abs(rounded)))
     if size < -4 or size > 11:
-        return f"{value:.{digits - 1}e}".replace("-", "−")
+        number, power = f"{value:.{digits - 1}e}".split("e")
+        return f"{number.rstrip('0').rstrip('.')}e{power}".replace("-", "−", 1 if value < 0 else 0)
     text = f"{rounded:,.{max(0, digits - 1 - size)}f}"
     return (text.rstrip("0").rstrip(".") if "." in text and not zeros else text).replace("-", "−")
 
@@ -30,6 +32,16 @@ def plain(value: float, digits: int = 3, zeros: bool = False) -> str:
 def metric(value: float) -> str:
     """A value of a metric: four digits, as 0.9512 and 0.9549 are not the same."""
     return plain(value, 4)
+
+
+def wanted(value: float) -> str:
+    """A target's value, as it was typed."""
+    return f"{value:g}"
+
+
+def line(text: str) -> str:
+    """A name in one line, whatever is in it."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def seconds(value: float) -> str:
@@ -47,6 +59,17 @@ def seconds(value: float) -> str:
 def share(value: float) -> str:
     """``7 %``, ``0.3 %``."""
     return f"{plain(100 * value, 2) if abs(value) < 0.0995 else f'{100 * value:.0f}'} %"
+
+
+def shares(parts: Sequence[float]) -> list[int]:
+    """Percentages of what is 1 together: whole numbers that add to 100, each less than one from its own."""
+    if not 0.995 < math.fsum(parts) < 1.005:
+        return [round(100 * part) for part in parts]
+    found = [math.floor(100 * part + 1e-9) for part in parts]
+    by_rest = sorted(range(len(parts)), key=lambda number: found[number] - 100 * parts[number])
+    for number in by_rest[: 100 - sum(found)]:
+        found[number] += 1
+    return found
 
 
 def times(value: float) -> str:
