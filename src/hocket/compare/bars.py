@@ -87,12 +87,16 @@ def _panel(
             text = panel.text(spread)
             lowest, median, highest = (x / panel.unit for x in (spread.lowest, spread.median, spread.highest))
             if median > left:
+                look = looks.of(entry)
                 plot.barh(
                     row,
                     median - left,
                     left=left,
                     height=_BAR,
-                    color=colours[looks.of(entry).tone],
+                    facecolor=colours[look.tone],
+                    hatch=look.hatch,
+                    edgecolor=colours["paper"],
+                    linewidth=0,
                     gid=f"bar-{ids}{row}",
                 )
             if highest > lowest:
