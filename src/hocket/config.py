@@ -212,6 +212,34 @@ def exported(more: Sequence[str] = ()) -> dict[str, str]:
     return found
 
 
+_OF_A_SHELL = {
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "HOSTNAME",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "MAIL",
+    "SHELL",
+    "TERM",
+    "DISPLAY",
+    "TMUX",
+}
+
+
+def names_for_rig() -> list[str]:
+    """What is not exported anyway, and a script may read, for hosts that are this machine under another name."""
+    named = (name for name in os.environ if name.isidentifier() and name.strip("_") and name not in _OF_A_SHELL)
+    return sorted(name for name in named if not name.startswith(("SSH_", *_EXPORTED)))
+
+
+def of_libraries() -> dict[str, str]:
+    """The variables by which libraries choose threads and GPUs: where they differ, so do times."""
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOMP_CPU_AFFINITY")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
 def working_folder() -> str:
     """The working folder by the name that the user has for it, which other hosts know too if it is a link."""
     named = os.environ.get("PWD", "")

@@ -4,6 +4,7 @@ import math
 import os
 import sys
 import time
+from pathlib import Path
 
 from hocket.events import Facts, Happening, Metrics, PipeSink, Progress, Sent
 
@@ -15,6 +16,11 @@ STEPS, EPOCHS = 4, 5
 
 if (what == "fail" and strategy == more[0]) or (what == "fail alone" and size == 1):
     raise ValueError(f"{strategy} is broken on purpose")
+if what == "fail while" and size > 1:
+    if Path(more[0]).exists():
+        raise ValueError(f"{more[0]} is there")
+    print("it stays", flush=True)
+    time.sleep(600)
 sink.put(Facts({"strategy": strategy, "optimizer": "SGD", "device": "cpu", "threads": 3 - size, "seed": seed}))
 if rank == 0:
     sink.put(Happening("training began", {"samples of a pass": 32}))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def test_a_script_that_reports_nothing_is_compared_by_speed(folder: Path) -> Non
     assert done.returncode == 0 and "compared by samples per second" in done.stdout, done.stderr
 
 
-def test_bad_input_is_one_line_before_anything_runs(folder: Path) -> None:
+def test_bad_input_is_one_line_before_anything_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "file").write_text("")
     wrong = {
         "unknown strategy 'locl_sgd': the choices are mirrored": ["--strategies", "mirrored,locl_sgd"],
@@ -115,8 +116,13 @@ def test_bad_input_is_one_line_before_anything_runs(folder: Path) -> None:
         "--hosts 4": ["--rate", "1gbit"],
         "no script 'nothing.py'": ["nothing.py"],
         "accuracy=0.95": ["--until", "accuracy"],
+        "--repeat 0: must be a whole number from 1": ["--repeat", "0"],
+        "--threads -1: must be a whole number from 1": ["--threads", "-1"],
+        "--timeout abc: must be a positive number": [],
     }
     for words, args in wrong.items():
+        if not args:
+            monkeypatch.setenv("HOCKET_TIMEOUT", "abc")
         done = compare(*args, SCRIPT, "train")
         assert done.returncode == 2 and words in done.stderr, done.stderr
         assert done.stderr.startswith("hocket: ") and len(done.stderr.splitlines()) == 1
@@ -152,7 +158,46 @@ def test_an_interrupted_comparison_leaves_nothing_running_and_goes_on(folder: Pa
     again.stdout.close()
     again.stderr.close()
     assert again.wait(timeout=60) == 128 + signal.SIGTERM, rest
-    assert "is continued: 1 of its runs are there, 2 are left" in lines[0] and "run 2 of 3, mirrored on 2" in lines[1]
+    assert "is continued: 1 of its runs is there, 2 are left" in lines[0] and "run 2 of 3, mirrored on 2" in lines[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_interrupts_the_report_loses_no_run(folder: Path, number: signal.Signals) -> None:
+    Path("{seed}").mkdir()
+    shutil.copy(SCRIPT, "{seed}/telling.py")  # not to be taken for the seed
+    options = ["-n", "2", "--strategies", "mirrored"]
+    command = [*COMPARE, *options, "{seed}/telling.py", "train", "{seed}"]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    job.stdout.readline()  # of the table
+    job.send_signal(number)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 128 + number and "the same command goes on from here" in said, said
+    assert not list(folder.glob("hocket-compare/*/report.html"))
+    done = compare(*options, "./{seed}/telling.py", "train", "{seed}")  # the same script by another name
+    assert done.returncode == 0 and "is continued: all of its runs are there" in done.stderr, done.stderr
+    assert "run 1 of" not in done.stderr and len(list(folder.glob("hocket-compare/*/report.html"))) == 1
+
+
+def test_who_interrupts_what_failed_before_is_told_so(folder: Path) -> None:
+    (folder / "broken").write_text("")
+    options = ["-n", "2", "--strategies", "mirrored", "--out", "out", SCRIPT, "fail while", "broken"]
+    assert compare(*options).returncode == 1
+    (folder / "broken").unlink()
+    job = subprocess.Popen([*COMPARE, *options], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    log = folder / "out" / "logs" / "mirrored-on-2-repeat-1.log"
+    wait_for(lambda: "it stays" in log.read_text())
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 130 and "the same command goes on from here" in said, said
+
+
+def test_other_threads_are_another_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["-n", "2", "--strategies", "mirrored", "--out", "out", SCRIPT, "train"]
+    assert compare(*options).returncode == 0
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    done = compare(*options)
+    assert done.returncode == 2 and "holds another comparison (libraries differs)" in done.stderr
 
 
 def _processes_of(folder: Path) -> list[str]:

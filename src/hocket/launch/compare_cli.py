@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,18 +84,18 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    servers: Annotated[int, typer.Option(min=1, help="Parameter servers, for the strategies that need them.")] = 1,
+    servers: Annotated[int, typer.Option(help="Parameter servers, for the strategies that need them.")] = 1,
     until: Annotated[
         str | None, typer.Option(help="End each run when a metric is there: accuracy=0.95, or loss<=0.3.")
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="How often each is run, with seeds 0, 1, 2 …")] = 1,
+    repeat: Annotated[int, typer.Option(help="How often each is run, with seeds 0, 1, 2 …")] = 1,
     host: Annotated[
         str | None,
         typer.Option("-H", "--hosts", help="A number makes so many on a rig; else other machines: node1:4,node2:4."),
     ] = None,
     rate: Annotated[str | None, typer.Option(help="What each host of the rig can send: 100mbit.")] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of every worker. [default: the cores divided by the workers]")
+        int | None, typer.Option(help="Of every worker. [default: the cores divided by the workers]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help=f"The folder for it. [default: one in {FOLDER}]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -103,6 +104,10 @@ def compare(
 
     The same command again goes on with a comparison that was interrupted.
     """
+    for flag, count in {"--servers": servers, "--repeat": repeat, "--threads": threads}.items():
+        if count is not None and count < 1:
+            raise UsageError(f"{flag} {count}: must be a whole number from 1, for example {flag} 2")
+    config.read()  # what the environment sets wrongly would fail every run
     command = scripts.command(script, args or [], module)
     wish = target.parse(until) if until is not None else None
     names = ways.split(strategies) if strategies else None
@@ -113,7 +118,7 @@ def compare(
         raise UsageError("no strategy fits: name some with --strategies")
     found = scripts.find(script, module)
     signed: dict[str, Any] = {
-        "script": " ".join(command[: 2 if module else 1]),
+        "script": f"-m {script}" if module else str(Path(script).resolve()),
         "folder": str(Path.cwd()),
         "content": hashlib.sha256(found.read_bytes()).hexdigest()[:16] if found and found.is_file() else "",
         "arguments": args or [],
@@ -126,11 +131,13 @@ def compare(
         "rate": rate,
         "threads": threads,
         "environment": {name: value for name, value in config.told().items() if name not in _NOT_PASSED_ON},
+        "cores": machine.cores(),
+        "libraries": config.of_libraries(),
     }
     name = script.rpartition(".")[2] if module else Path(script).stem
     place = places.named(out, signed) if out is not None else places.found_or_made(Path(FOLDER), name, signed)
     subject = Comparison(
-        script=signed["script"],
+        script=" ".join(command[: 2 if module else 1]),
         arguments=tuple(args or []),
         command=shlex.join(["hocket", *sys.argv[1:]]),
         about=_about(wanted),
@@ -152,10 +159,9 @@ def _conduct(
     as_json: bool,
 ) -> int:
     """Make the runs, show what they found, return the exit status."""
-    received: list[int] = []
-    with contextlib.closing(place):
+    with contextlib.closing(place), Signals() as signals:
         place.prepare(signed)
-        with Signals() as signals, contextlib.closing(open_display()) as display, contextlib.ExitStack() as stack:
+        with contextlib.closing(open_display()) as display, contextlib.ExitStack() as stack:
             made: list[Rig] = []
             conduct = Conduct(
                 place, subject, wish, wanted.choose, lambda run: _start(wanted, run, place.records, made), signals,
@@ -164,21 +170,48 @@ def _conduct(
             left = conduct.left()
             if place.earlier is not None:
                 good = sum(not result.failure for result in conduct.results.values())
-                display.say(f"hocket: {place.folder} is continued: {good} of its runs are there, {len(left)} are left")
+                display.say(f"hocket: {place.folder} is continued: {_left(good, len(left))}")
             if wanted.rig and left:
                 name = f"compare-{plan.signature(signed)[:8]}"  # the same again takes the place of one that was killed
                 made.append(stack.enter_context(Rig.up(wanted.rig, wanted.rate, name=name)))
             with contextlib.suppress(Interrupted):
                 conduct.go()
-            received = signals.received
+        is_cut = bool(signals.received and conduct.left())
         comparison = conduct.comparison()
         store.save(comparison, place.folder)
-        _show(comparison, place.folder, as_json=as_json)
-    if received and comparison.missing:
-        print(f"hocket: interrupted; the same command goes on from here ({place.folder})", file=sys.stderr)
-        return 128 + received[0]
+        try:
+            with _at_once(signals):
+                _show(comparison, place.folder, as_json=as_json)
+        except KeyboardInterrupt:
+            is_cut = True
+        if is_cut:
+            print(f"hocket: interrupted; the same command goes on from here ({place.folder})", file=sys.stderr)
+            return 128 + signals.received[0]
     works = [entry for entry in comparison.entries if entry.good]
     return 0 if comparison.baseline in works and len(works) > 1 else 1
+
+
+@contextlib.contextmanager
+def _at_once(signals: Signals) -> Iterator[None]:
+    """Within, a signal that asks for the end raises KeyboardInterrupt: no run is at work that it should not harm."""
+
+    def take(number: int, _: object) -> None:
+        signals.received.append(number)
+        raise KeyboardInterrupt
+
+    asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, take) for number in asks}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _left(good: int, left: int) -> str:
+    """How far a comparison was that is continued."""
+    there = f"{good or 'none'} of its runs {'is' if good == 1 else 'are'} there"
+    return f"{there}, {left} {'is' if left == 1 else 'are'} left" if left else "all of its runs are there"
 
 
 def _show(comparison: Comparison, folder: Path, *, as_json: bool) -> None:
@@ -216,11 +249,13 @@ def _start(wanted: Wanted, run: Planned, records: Path, rig: list[Rig]) -> tuple
         each, more = divmod(way.workers, len(named))
         slots = {name: each + (number < more) for number, name in enumerate(named)}
         flags += ["-H", ",".join(f"{name}:{slot}" for name, slot in slots.items() if slot), "--ssh", rig[0].ssh]
+        flags += [part for name in config.names_for_rig() for part in ("-x", name)]  # as one worker has them, here
         if not environment.get("OMP_NUM_THREADS"):  # hosts of a rig share the cores of this machine
             environment["OMP_NUM_THREADS"] = str(max(1, machine.cores() // (way.workers + way.servers)))
-    script = [part.replace("{seed}", seed) for part in wanted.command]
+    script = list(wanted.command)
     if script[0] == "-m":
         flags, script = [*flags, "-m"], script[1:]
+    script[1:] = [part.replace("{seed}", seed) for part in script[1:]]
     launcher = [sys.executable, "-m", "hocket.launch.cli", "run", "--with-parent", str(os.getpid())]
     return [*launcher, "--run-dir", str(records), *flags, *script], environment
 
