@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_FEW = 6  # panels of staleness that may be large
 Make = Callable[[Comparison, Looks], list[Picture]]
 
 
@@ -268,17 +269,29 @@ def _staleness(comparison: Comparison, looks: Looks) -> list[Picture]:
             total = sum(entry.staleness.values())
             heights = [100 * count / total for count in entry.staleness.values()]
             mean = sum(value * count for value, count in entry.staleness.items()) / total
-            colour = colours[looks.of(entry).tone]
-            drawn = plot.bar(list(entry.staleness), heights, width=0.8, color=colour)
+            look = looks.of(entry)
+            drawn = plot.bar(
+                list(entry.staleness),
+                heights,
+                width=0.8,
+                facecolor=colours[look.tone],
+                hatch=look.hatch,
+                edgecolor=colours["paper"],
+                linewidth=0,
+            )
             for staleness, patch in zip(entry.staleness, drawn.patches, strict=True):
                 patch.set_gid(f"bar-{number}-{staleness}")
             plot.set_title(f"{short(entry.name, 34)}: mean {amounts.plain(mean, 2)}", loc="left")
             plot.grid(False, axis="x")
-            plot.set_ylabel("pushes (%)")
             plot.set_ylim(bottom=0)
-            axes.numbers(plot.yaxis, ticks=3)
+            axes.numbers(plot.yaxis, ticks=3 if len(entries) <= _FEW else 2)
         axes.numbers(plots[-1][0].xaxis, whole=True, ticks=8)
+        figure.supylabel("pushes (%)", fontsize=plots[-1][0].xaxis.label.get_fontsize())
         plots[-1][0].set_xlabel("staleness (updates between pull and push)")
 
     caption = "How many updates of others were made to the parameters while a worker computed its gradient from them."
-    return [Picture("staleness", "staleness of pushes", caption, 60 + 115 * len(entries), draw)]
+    return [
+        Picture(
+            "staleness", "staleness of pushes", caption, 60 + (115 if len(entries) <= _FEW else 80) * len(entries), draw
+        )
+    ]
