@@ -14,7 +14,10 @@ from hocket.compare import amounts
         (amounts.plain(12.345), "12.3"),
         (amounts.plain(12345.6), "12,300"),
         (amounts.plain(-0.001234), "−0.00123"),
-        (amounts.plain(3e-9), "3e-09"),
+        (amounts.plain(3e-9), "3e−09"),
+        (amounts.plain(-1.25e300), "−1.25e+300"),
+        (amounts.given(1e-7), "1e−07"),
+        (amounts.given(0.97125), "0.97125"),
         (amounts.plain(math.nan), "NaN"),
         (amounts.plain(9.999), "10"),
         (amounts.metric(0.95493), "0.9549"),
@@ -35,3 +38,10 @@ from hocket.compare import amounts
 )
 def test_amounts(made: str, text: str) -> None:
     assert made == text
+
+
+def test_per_cent_of_a_whole_add_up_to_a_hundred() -> None:
+    assert amounts.percents([0.336, 0.336, 0.328]) == [34, 33, 33]
+    assert amounts.percents([1.0, 0.0, 0.0]) == [100, 0, 0]
+    assert amounts.percents([0.75, 0.125, 0.125]) == [75, 13, 12]
+    assert amounts.percents([]) == []

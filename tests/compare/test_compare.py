@@ -82,8 +82,24 @@ def test_an_unknown_metric_is_noticed_while_the_baseline_runs(folder: Path) -> N
     assert done.stderr.splitlines()[-1] == (
         "hocket: --until acuracy: the script does not report it; what it reports is loss, accuracy"
     )
-    done = compare("-n", "2", "--until", "accuracy=0.9", SCRIPT, "silent")
-    assert done.returncode == 2 and "the script reports no metrics" in done.stderr
+    for what in ("silent", "silent forever"):
+        done = compare("-n", "2", "--until", "accuracy=0.9", SCRIPT, what)
+        assert done.returncode == 2 and "the script reports no metrics" in done.stderr
+
+
+def test_an_unknown_metric_is_noticed_where_one_worker_fails(folder: Path) -> None:
+    done = compare("-n", "2", "--strategies", "mirrored,central", "--until", "nothing=1", SCRIPT, "fail alone")
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.splitlines()[-1].startswith("hocket: --until nothing: the script does not report it")
+    assert "central on 2" not in done.stderr
+
+
+def test_a_target_that_was_wanted_is_not_forgotten_where_nothing_can_be_compared_with_it(folder: Path) -> None:
+    done = compare("-n", "2", "--strategies", "mirrored", "--until", "q=0.001", "--out", "out", SCRIPT, "lost")
+    assert done.returncode == 0, done.stderr
+    found = store.load(folder / "out")
+    assert found.target is None and found.wanted == "q=0.001"
+    assert "q=0.001 was not reached: no value of q that was reported is a number." in done.stdout
 
 
 def test_a_script_that_reports_nothing_is_compared_by_speed(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The folder of a comparison: new, continued, or refused."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ def begun(place: Place, missing: int) -> Path:
     """What is left of a comparison with so many runs to be made."""
     place.prepare(WANTED)
     store.save(dataclasses.replace(example(), missing=missing), place.folder)
+    if not missing:
+        (place.folder / "report.html").write_text("done")
     place.close()
     return place.folder
 
@@ -30,6 +33,45 @@ def test_an_unfinished_one_is_continued_and_a_finished_one_is_not(tmp_path: Path
     new = places.found_or_made(tmp_path, "train", WANTED)
     assert new.folder != first and new.earlier is None
     new.close()
+
+
+def test_one_whose_report_is_missing_or_older_than_its_results_is_continued(tmp_path: Path) -> None:
+    first = begun(places.found_or_made(tmp_path, "train", WANTED), missing=0)
+    os.utime(first / "report.html", (1, 1))
+    again = places.found_or_made(tmp_path, "train", WANTED)
+    assert again.folder == first
+    again.close()
+    (first / "report.html").unlink()
+    again = places.found_or_made(tmp_path, "train", WANTED)
+    assert again.folder == first
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("thesis.tex", "mine"),
+        ("results.json", "{}"),
+        ("runs", "a file"),
+        ("report.html", None),
+        ("results.json", None),
+        ("plan.json", None),
+        ("plan.json", '{"wanted": [1]}'),
+        ("plan.json", '{"wanted": 5}'),
+        ("plan.json", "[]"),
+    ],
+)
+def test_a_named_folder_that_holds_something_else_is_refused_and_left_as_it_is(
+    tmp_path: Path, name: str, text: str | None
+) -> None:
+    if text is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=r"choose (a folder that is new|another folder)") as caught:
+        places.named(tmp_path, WANTED)
+    assert len(str(caught.value).splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_another_one_or_one_at_work_is_not_continued(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A comparison becomes JSON and comes back the same."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -27,7 +28,9 @@ def example() -> Comparison:
     )
     about = {"cpu": "a good one", "cores": "2"}
     target = Target("accuracy", 0.95, True)
-    return Comparison("train.py", ("--fast",), "hocket compare", about, target, 2, entries, 1, ("So it is.",))
+    return Comparison(
+        "train.py", ("--fast",), "hocket compare", about, target, 2, entries, 1, ("So it is.",), "accuracy=0.95"
+    )
 
 
 def test_json_and_back(tmp_path: Path) -> None:
@@ -38,9 +41,16 @@ def test_json_and_back(tmp_path: Path) -> None:
 
 def test_numbers_that_json_has_not() -> None:
     result = Result("mirrored", 1, 0, 0, curves={"loss": [Point(1.0, 10, math.nan), Point(2.0, 20, math.inf)]})
-    text = json.dumps(store.result_to_json(result), allow_nan=False)
-    values = [point.value for point in store.result_from_json(json.loads(text)).curves["loss"]]
+    found = dataclasses.replace(example(), entries=(Entry("mirrored", 1, (result,)),))
+    text = json.dumps(store.to_json(found), allow_nan=False)
+    values = [point.value for point in store.from_json(json.loads(text)).entries[0].results[0].curves["loss"]]
     assert all(math.isnan(value) for value in values)
+
+
+def test_a_comparison_from_before_there_was_a_field_is_read() -> None:
+    older = store.to_json(example())
+    del older["wanted"]
+    assert store.from_json(older) == dataclasses.replace(example(), wanted="")
 
 
 def test_what_is_no_comparison(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def column(comparison: Comparison, title: str) -> list[str]:
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda parts: sum(parts) > 0.01))
 def test_shares_add_to_a_hundred(parts: list[float]) -> None:
     parts = [part / sum(parts) for part in parts]
-    found = amounts.shares(parts)
+    found = amounts.percents(parts)
     assert sum(found) == 100 and all(abs(own - 100 * part) < 1.001 for own, part in zip(found, parts, strict=True))
 
 

@@ -36,6 +36,21 @@ def test_a_name_that_says_nothing_goes_by_its_first_value() -> None:
     assert wish.target([Point(1, 8, 1.0)]) == Target("distance", 2.0, True)
 
 
+def test_infinity_has_a_direction() -> None:
+    wish = target.parse("distance=2")
+    assert wish.target([Point(0, 0, float("inf"))]) == Target("distance", 2.0, False)
+    assert wish.target([Point(0, 0, float("nan"))]) is None
+
+
+def test_a_slip_of_the_pen_is_told_from_a_metric_that_comes_late() -> None:
+    for wrong in ("acuracy", "Accuracy", "accurracy", "accuracy "):
+        assert target.will_not_come(target.parse(f"{wrong}=0.9"), ["loss", "accuracy"]), wrong
+    for late in ("val_loss", "acc", "val_accuracy", "test_loss"):
+        assert not target.will_not_come(target.parse(f"{late}=0.9"), ["loss", "accuracy", "train_loss"]), late
+    assert not target.will_not_come(target.parse("top5=0.9"), ["top1"])
+    assert target.will_not_come(target.parse("accuracy=0.9"), [])
+
+
 def test_an_unknown_metric_lists_those_there_are() -> None:
     wish = target.parse("acuracy=0.9")
     assert str(target.unknown(wish, ["loss", "accuracy"])).endswith("what it reports is loss, accuracy")

@@ -23,10 +23,17 @@ def plain(value: float, digits: int = 3, zeros: bool = False) -> str:
     rounded = float(f"{value:.{digits - 1}e}")
     size = math.floor(math.log10(abs(rounded)))
     if size < -4 or size > 11:
-        number, power = f"{value:.{digits - 1}e}".split("e")
-        return f"{number.rstrip('0').rstrip('.')}e{power}".replace("-", "−", 1 if value < 0 else 0)
+        digit, _, power = f"{value:.{digits - 1}e}".partition("e")
+        if "." in digit and not zeros:
+            digit = digit.rstrip("0").rstrip(".")
+        return f"{digit}e{power}".replace("-", "−")
     text = f"{rounded:,.{max(0, digits - 1 - size)}f}"
     return (text.rstrip("0").rstrip(".") if "." in text and not zeros else text).replace("-", "−")
+
+
+def given(value: float) -> str:
+    """A number that a user has written, such as a target: all of its digits."""
+    return f"{value:.10g}".replace("-", "−")
 
 
 def metric(value: float) -> str:
@@ -61,13 +68,11 @@ def share(value: float) -> str:
     return f"{plain(100 * value, 2) if abs(value) < 0.0995 else f'{100 * value:.0f}'} %"
 
 
-def shares(parts: Sequence[float]) -> list[int]:
-    """Percentages of what is 1 together: whole numbers that add to 100, each less than one from its own."""
-    if not 0.995 < math.fsum(parts) < 1.005:
-        return [round(100 * part) for part in parts]
-    found = [math.floor(100 * part + 1e-9) for part in parts]
-    by_rest = sorted(range(len(parts)), key=lambda number: found[number] - 100 * parts[number])
-    for number in by_rest[: 100 - sum(found)]:
+def percents(parts: Sequence[float]) -> list[int]:
+    """Parts of 1 in whole per cent that add up as the parts do; those that lose most by it are rounded up."""
+    found = [math.floor(100 * part) for part in parts]
+    left = round(100 * sum(parts)) - sum(found)
+    for number in sorted(range(len(parts)), key=lambda i: found[i] - 100 * parts[i])[:left]:
         found[number] += 1
     return found
 

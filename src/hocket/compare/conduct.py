@@ -24,7 +24,7 @@ Start = Callable[[Planned], tuple[list[str], dict[str, str]]]
 Choose = Callable[[Mapping[str, Any]], tuple[list[Way], list[str]]]
 """What is compared with the baseline, in order, and notes; from what the baseline's worker told, once it has."""
 
-_ENOUGH_PASSES = 2  # over the data, after which a metric that was never reported will not come
+_ENOUGH_PASSES = 2  # over the data, after which a script that has reported nothing will not do so
 
 
 class Conduct:
@@ -56,8 +56,9 @@ class Conduct:
                 self.results |= {plan.key_of(result): result for result in entry.results}
         self._learn()
         for result in self.results.values():
-            way = Way(result.strategy, result.workers, result.servers)
-            display.estimate.add(way, result.start_up + result.seconds)
+            if not result.failure:  # what failed says nothing of how long it takes
+                way = Way(result.strategy, result.workers, result.servers)
+                display.estimate.add(way, result.start_up + result.seconds)
 
     def left(self) -> list[Planned]:
         """The runs that are still to be made, those that failed in an earlier session among them."""
@@ -100,8 +101,8 @@ class Conduct:
         )
         self._tried.add(run.key)
         result = self._read(run, ended, log)
-        if run.way == BASELINE and not result.failure:
-            self._check_metric(list(result.curves), is_over=True)
+        if self._wish is not None and not result.failure and not self._knows_metric(result.curves):
+            raise target.unknown(self._wish, list(result.curves))
         self.results[run.key] = result
         self._display.estimate.add(run.way, ended.seconds)
         self._learn()
@@ -130,17 +131,21 @@ class Conduct:
         self._display.progress(", ".join(words))
         if self._wish is None:
             return False
-        if run.way == BASELINE and points:
-            samples = max(curve[-1].samples for curve in points.values())
+        if not self._knows_metric(points):
+            samples = max([found.seen, *(curve[-1].samples for curve in points.values())])
             passes = samples / found.pass_samples if found.pass_samples else 0.0
-            self._check_metric(list(points), is_over=max(passes, found.epoch - 1) >= _ENOUGH_PASSES)
+            is_late = max(passes, found.epoch - 1) >= _ENOUGH_PASSES
+            if is_late and target.will_not_come(self._wish, list(points)):
+                raise target.unknown(self._wish, list(points))
         curve = points.get(self._wish.metric, [])
         wanted = self._wish.target(curve)
         return wanted is not None and any(wanted.is_reached(point.value) for point in curve)
 
-    def _check_metric(self, reported: list[str], *, is_over: bool) -> None:
-        if self._wish is not None and is_over and self._wish.metric not in reported:
-            raise target.unknown(self._wish, reported)
+    def _knows_metric(self, curves: Mapping[str, Any]) -> bool:
+        """Whether the metric of the target is among ``curves``, or was in an earlier run."""
+        assert self._wish is not None
+        metric = self._wish.metric
+        return metric in curves or any(metric in result.curves for result in self.results.values())
 
     def _learn(self) -> None:
         """From the baseline: what fits the script, and from which side its metric comes to the target."""
@@ -153,8 +158,8 @@ class Conduct:
     def _target(self) -> Target | None:
         if self._wish is None:
             return None
-        known = [result.curves.get(self._wish.metric, []) for result in self.results.values()]
-        return self._wish.target(next((curve for curve in known if curve), []))
+        known = [self._wish.target(result.curves.get(self._wish.metric, [])) for result in self.results.values()]
+        return next((found for found in known if found is not None), self._wish.target([]))
 
 
 def log_name(run: Planned) -> str:

@@ -16,6 +16,8 @@ from hocket.errors import RecordError, UsageError
 from hocket.observe import folders
 
 PLAN = "plan.json"
+REPORT = "report.html"
+_FILES, _FOLDERS = (PLAN, store.RESULTS, REPORT), ("runs", "logs")
 
 
 class Place:
@@ -33,18 +35,32 @@ class Place:
     @property
     def records(self) -> Path:
         """The folder for records of runs."""
-        return self.folder / "runs"
+        return self.folder / _FOLDERS[0]
 
     @property
     def logs(self) -> Path:
         """The folder for what runs print."""
-        return self.folder / "logs"
+        return self.folder / _FOLDERS[1]
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether runs are missing, or the report of what there is."""
+        if self.earlier is None or self.earlier.missing:
+            return True
+        return any(entry.good for entry in self.earlier.entries) and not self._has_report()
+
+    def _has_report(self) -> bool:
+        """Of these results: it is made after they are written."""
+        try:
+            return (self.folder / REPORT).stat().st_mtime_ns >= (self.folder / store.RESULTS).stat().st_mtime_ns
+        except OSError:
+            return False
 
     def prepare(self, wanted: Mapping[str, Any]) -> None:
         """Write down what is wanted, and make what is needed."""
+        store.write(self.folder / PLAN, {"signature": signature(dict(wanted)), "wanted": wanted})
         for folder in (self.records, self.logs):
             folder.mkdir(exist_ok=True)
-        store.write(self.folder / PLAN, {"signature": signature(dict(wanted)), "wanted": wanted})
 
     def close(self) -> None:
         """Let others write there."""
@@ -55,15 +71,20 @@ def named(folder: Path, wanted: Mapping[str, Any]) -> Place:
     """The folder of ``--out``, new or with the same comparison in it.
 
     Raises:
-        UsageError: It holds another one, is in use, or cannot be written to.
+        UsageError: It holds another one or something else, is in use, or cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()  # permissions do not say all: the disk may be read-only
     except OSError as error:
         raise UsageError(f"--out {folder}: {error.strerror}; choose a folder that can be written to") from None
-    if (folder / PLAN).is_file():
-        before = store.read(folder / PLAN).get("wanted", {})
+    wrong = _wrong(folder)
+    if wrong:
+        raise UsageError(f"--out {folder} {wrong}: choose a folder that is new, empty, or of a comparison")
+    if (folder / PLAN).exists():
+        before = store.read(folder / PLAN).get("wanted")
+        if not isinstance(before, dict):
+            raise UsageError(f"{folder / PLAN} is not of a comparison; remove it, or choose another folder with --out")
         if signature(before) != signature(dict(wanted)):
             keys = [key for key in dict.fromkeys([*before, *wanted]) if before.get(key) != wanted.get(key)]
             raise UsageError(
@@ -86,7 +107,7 @@ def found_or_made(parent: Path, script: str, wanted: Mapping[str, Any]) -> Place
     """
     for plan in sorted(parent.glob(f"*/{PLAN}"), reverse=True):
         try:
-            if store.read(plan).get("signature") != signature(dict(wanted)):
+            if store.read(plan).get("signature") != signature(dict(wanted)) or _wrong(plan.parent):
                 continue
             lock = _take(plan.parent)
             if lock is None:
@@ -94,7 +115,7 @@ def found_or_made(parent: Path, script: str, wanted: Mapping[str, Any]) -> Place
             place = Place(plan.parent, lock)
         except (UsageError, OSError, KeyError, TypeError):
             continue  # whatever it is, nothing is to be continued there
-        if place.earlier is None or place.earlier.missing:
+        if place.is_unfinished:
             return place
         place.close()
     try:
@@ -104,6 +125,18 @@ def found_or_made(parent: Path, script: str, wanted: Mapping[str, Any]) -> Place
         raise UsageError(f"{parent.absolute()}: {error}; name a folder that can be written to with --out") from None
     assert lock is not None
     return Place(folder, lock)
+
+
+def _wrong(folder: Path) -> str:
+    """Why this folder cannot be one of a comparison, if so: something else has been there before."""
+    for names, fits, kind in ((_FILES, Path.is_file, "file"), (_FOLDERS, Path.is_dir, "folder")):
+        for name in names:
+            if (folder / name).exists() and not fits(folder / name):
+                return f"has {name!r} in it, which is no {kind}"
+    others = [path.name for path in folder.iterdir() if not path.name.startswith(f".{PLAN}.")]  # of one that was killed
+    if others and PLAN not in others:
+        return f"holds something else ({', '.join(sorted(others)[:3])}{' …' if others[3:] else ''})"
+    return ""
 
 
 def _take(folder: Path) -> int | None:

@@ -213,6 +213,7 @@ class Comparison:
         entries: The baseline first, then strategies in the order in which they were asked for, workers ascending.
         missing: How many runs are still to be made.
         notes: What a reader should know, in sentences.
+        wanted: The text of ``--until``; it may be there without a target, whose direction nobody has seen yet.
     """
 
     script: str
@@ -224,6 +225,7 @@ class Comparison:
     entries: tuple[Entry, ...]
     missing: int = 0
     notes: tuple[str, ...] = ()
+    wanted: str = ""
 
     @property
     def baseline(self) -> Entry | None:

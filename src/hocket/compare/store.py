@@ -43,15 +43,8 @@ def from_json(found: Mapping[str, Any]) -> Comparison:
     return Comparison(**{**values, **parts, "arguments": tuple(values["arguments"]), "notes": tuple(values["notes"])})
 
 
-def result_to_json(result: Result) -> dict[str, Any]:
-    """One run, for the file that is written when it has ended."""
-    found = _plain(dataclasses.asdict(result))
-    assert isinstance(found, dict)
-    return found
-
-
 def result_from_json(found: Mapping[str, Any]) -> Result:
-    """The other way."""
+    """One run of it."""
     parts = {
         "staleness": {int(late): count for late, count in found["staleness"].items()},
         "curves": {name: [_point(point) for point in points] for name, points in found["curves"].items()},

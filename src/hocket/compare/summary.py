@@ -74,7 +74,7 @@ def shares_memory(entry: Entry) -> bool:
 
 def shares(entry: Entry) -> str:
     """``88 · 3 · 9 %``: compute, communication, waiting."""
-    return " · ".join(map(str, amounts.shares([entry.shares.get(part, 0.0) for part in PARTS]))) + " %"
+    return " · ".join(map(str, amounts.percents([entry.shares.get(part, 0.0) for part in PARTS]))) + " %"
 
 
 def step_samples(entry: Entry) -> float | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hocket.compare import verdict
+from hocket.compare import amounts, verdict
 from hocket.compare.results import Comparison, Entry, Spread
 from hocket.observe.served import size
 from hocket.observe.show import number
@@ -16,7 +18,24 @@ if TYPE_CHECKING:
 
 _WIDTH = 100  # columns where there is no terminal
 _MOST_METRICS = 2
-_NAME = 25  # columns that a name has at least, if it needs them
+_NAMES = (25, 16, 10)  # columns that names have at least, if they need them: the more, the better they read
+_LONGEST = 24  # characters of a metric's name
+_MANY = 1e7  # from here on a number of samples has an exponent
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """What the table may have beside names.
+
+    Attributes:
+        title: Above it, in one line or two.
+        text: Of an entry.
+        weight: Where there is no room for all, those that weigh least are left out first.
+    """
+
+    title: str
+    text: Callable[[Entry], str]
+    weight: int
 
 
 def show(found: Comparison) -> None:
@@ -25,30 +44,74 @@ def show(found: Comparison) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     if any(entry.good for entry in found.entries):
-        console.print(build(found))
+        made, without = fit(found, console.width)
+        console.print(made)
+        if without:
+            console.print(f"Too narrow here for: {', '.join(without)}.", soft_wrap=True, markup=False)
     if found.entries:
         console.print(verdict.of(dataclasses.replace(found, missing=0)), soft_wrap=True, markup=False)
     for line in lines(found):
         console.print(line, soft_wrap=True, markup=False)
 
 
-def build(found: Comparison) -> Table:
-    """The table; where there are several repeats, medians, and beneath each what the repeats differ by."""
-    from rich import box
-    from rich.table import Table
+def fit(found: Comparison, width: int) -> tuple[Table, list[str]]:
+    """The table with as many columns as there is room for, and the titles of the others; names are always there.
 
-    metrics = found.metrics[: 1 if found.target else _MOST_METRICS]
-    head = ["samples/s", *([_target_title(found)] if found.target else ["time"]), *metrics]
-    made = Table(title=_title(found), title_justify="left", padding=(0, 1, 0, 0), box=box.SIMPLE_HEAD)
-    names = min(_NAME, max((len(_name(entry)) for entry in found.entries if entry.good), default=0))
-    made.add_column("", min_width=names, overflow="fold")
-    for title in [*head, "compute/\ncomm./wait", "sent"]:
-        made.add_column(title, justify="right", no_wrap=True)
-    for entry in found.entries:
-        if entry.good:
-            middle = [_target(entry) if found.target else _time(entry), *(_metric(entry, name) for name in metrics)]
-            made.add_row(_name(entry), _speed(entry, found.baseline), *middle, _shares(entry), _sent(entry))
-    return made
+    Where there are several repeats, it has medians, and beneath each what the repeats differ by.
+    """
+    kept = columns(found)
+    everything = list(kept)
+    while True:
+        for names in _NAMES:
+            made, needs = _build(found, kept, names)
+            if needs <= width:
+                return made, [_one_line(column.title) for column in everything if column not in kept]
+        if len(kept) == 1:  # it is what the others are for, and wraps
+            return _build(found, kept, 1)[0], [_one_line(c.title) for c in everything if c not in kept]
+        kept.remove(min(kept, key=lambda column: column.weight))
+
+
+def columns(found: Comparison) -> list[Column]:
+    """All that there are, from left to right."""
+    speed = Column("samples/s", lambda entry: _speed(entry, found.baseline), 8)
+    time = Column(_target_title(found), _target, 9) if found.target else Column("time", _time, 7)
+    names = found.metrics[: 1 if found.target else _MOST_METRICS]
+    metrics = [Column(shortened(n), functools.partial(_metric, name=n), 6 - 4 * i) for i, n in enumerate(names)]
+    shares = Column("compute/\ncomm./wait", _shares, 4)
+    return [speed, time, *metrics, shares, Column("sent", _sent, 3)]
+
+
+def shortened(name: str) -> str:
+    """The name of a metric, in one line that fits a table."""
+    name = _one_line(name)
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def _build(found: Comparison, kept: list[Column], names: int) -> tuple[Table, int]:
+    """The table, and how many columns of the terminal it needs."""
+    from rich import box
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    good = [entry for entry in found.entries if entry.good]
+    title = Text(_one_line(_title(found)), style="italic")  # a Text is taken as it is: [ is no markup in it
+    made = Table(title=title, title_justify="left", padding=(0, 1, 0, 0), box=box.SIMPLE_HEAD)
+    longest = max((cell_len(_name(entry)) for entry in good), default=0)
+    made.add_column("", min_width=min(names, longest), overflow="fold")
+    needs = 2 + min(names, longest) + 1
+    for column in kept:
+        texts = [column.title, *(column.text(entry) for entry in good)]
+        needs += max(cell_len(line) for text in texts for line in text.split("\n")) + 2
+        made.add_column(Text(column.title), justify="right", no_wrap=names > 1, overflow="fold")
+    for entry in good:
+        made.add_row(Text(_name(entry)), *(Text(column.text(entry)) for column in kept))
+    return made, needs
+
+
+def _one_line(text: str) -> str:
+    """Without what would break a line, or move the cursor."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def lines(found: Comparison) -> list[str]:
@@ -76,7 +139,7 @@ def _title(found: Comparison) -> str:
 def _target_title(found: Comparison) -> str:
     assert found.target is not None
     sign = "≥" if found.target.rises else "≤"
-    return f"{found.target.metric} {sign} {found.target.value:g}\ns/pass × passes = s"
+    return f"{shortened(found.target.metric)} {sign} {amounts.given(found.target.value)}\ns/pass × passes = s"
 
 
 def _name(entry: Entry) -> str:
@@ -90,7 +153,8 @@ def _speed(entry: Entry, baseline: Entry | None) -> str:
         return "–"
     alone = baseline.speed if baseline is not None else None
     ratio = f" {speed.median / alone.median:.2f}×" if alone is not None and entry is not baseline else ""
-    return f"{speed.median:,.0f}{ratio}{_differs(speed)}"
+    text = f"{speed.median:,.0f}" if 100 <= speed.median < _MANY else amounts.plain(speed.median)
+    return f"{text}{ratio}{_differs(speed)}"
 
 
 def _target(entry: Entry) -> str:
@@ -118,12 +182,16 @@ def _metric(entry: Entry, name: str) -> str:
 
 
 def _shares(entry: Entry) -> str:
-    known = [f"{entry.shares.get(kind, 0.0) * 100:.0f}" for kind in ("compute", "communication", "waiting")]
-    return f"{'/'.join(known)} %" if entry.shares else "–"
+    if not entry.shares:
+        return "–"
+    parts = [entry.shares.get(kind, 0.0) for kind in ("compute", "communication", "waiting")]
+    return f"{'/'.join(map(str, amounts.percents(parts)))} %"
 
 
 def _sent(entry: Entry) -> str:
-    return size(entry.sent.median) if entry.sent is not None and entry.sent.highest else "–"
+    if entry.workers == 1 and not any(result.sent for result in entry.good):
+        return "–"  # there is nobody to send to
+    return size(entry.sent.median) if entry.sent is not None else "–"
 
 
 def _differs(spread: Spread) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 from hocket.compare.results import Point, Target
 from hocket.errors import UsageError
 from hocket.observe import show
+
+_CLOSE = 0.86  # acuracy is as close to accuracy; val_accuracy is not
+_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Wish:
         """With a direction, that from the first value to the wanted one if need be; None while nothing is known."""
         if self.rises is not None:
             return Target(self.metric, self.value, self.rises)
-        first = next((point.value for point in curve if math.isfinite(point.value)), None)
+        first = next((point.value for point in curve if not math.isnan(point.value)), None)
         return None if first is None else Target(self.metric, self.value, self.value >= first)
 
 
@@ -60,7 +64,25 @@ def unknown(wish: Wish, reported: Sequence[str]) -> UsageError:
             f"--until {wish.metric}: the script reports no metrics: call hocket.report({_keyword(wish.metric)}=…) "
             "in it, or leave out --until"
         )
-    return UsageError(f"--until {wish.metric}: the script does not report it; what it reports is {', '.join(reported)}")
+    listed = ", ".join(" ".join(name.split()) for name in reported)
+    return UsageError(f"--until {wish.metric}: the script does not report it; what it reports is {listed}")
+
+
+def will_not_come(wish: Wish, reported: Sequence[str]) -> bool:
+    """Whether the metric is a slip of the pen, or nothing is reported at all, so that waiting for it is in vain.
+
+    Others may come late: ``val_loss`` in every fifth epoch, beside ``loss`` in each.
+    """
+    if not reported:
+        return True
+    name = wish.metric.lower()
+    return any(_alike(name, other.lower()) for other in reported)
+
+
+def _alike(a: str, b: str) -> bool:
+    if a != b and _NUMBERS.sub("", a) == _NUMBERS.sub("", b):
+        return False  # top1 and top5
+    return difflib.SequenceMatcher(None, a, b).ratio() >= _CLOSE
 
 
 def _keyword(name: str) -> str:

@@ -137,6 +137,7 @@ def compare(
         target=None,
         repeats=repeat,
         entries=(),
+        wanted=until or "",
     )
     sys.exit(_conduct(wanted, subject, wish, place, signed, as_json=as_json))
 

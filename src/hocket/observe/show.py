@@ -116,7 +116,7 @@ def number(value: float) -> str:
     """Four digits that matter."""
     if not math.isfinite(value):
         return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _speed(run: Run) -> list[tuple[str, str]]:
