@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hocket.compare import amounts, axes, bars, curves, summary, workers
+from hocket.compare import amounts, axes, bars, curves, summary, times, workers
 from hocket.compare.bars import Panel
 from hocket.compare.canvas import Colours, Picture
 from hocket.compare.results import Comparison, Entry, Spread
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_FEW = 6  # panels of staleness that may be large
 Make = Callable[[Comparison, Looks], list[Picture]]
 
 
@@ -26,7 +27,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
     target = comparison.target
     first = 2 if target and target.metric in comparison.metrics else 0
     return [
-        *_made("time", _times, comparison, looks),
+        *_made("time", times.pictures, comparison, looks),
         *lines[:first],
         *_made("shares", _shares, comparison, looks),
         *_made("sent", _sent, comparison, looks),
@@ -50,127 +51,6 @@ def _made(name: str, make: Make, comparison: Comparison, looks: Looks) -> list[P
         return [Picture(name, name, "", 0, draw)]
 
 
-def _times(comparison: Comparison, looks: Looks) -> list[Picture]:
-    if any(entry.time_to_target for entry in comparison.entries):
-        return _time_to_target(comparison, looks)
-    if any(entry.speed for entry in comparison.entries):
-        return _throughput(comparison, looks)
-    return _whole_time(comparison, looks)
-
-
-def _bars(
-    name: str, title: str, caption: str, entries: Sequence[Entry], looks: Looks, panels: Sequence[Panel]
-) -> Picture:
-    return Picture(
-        name,
-        title,
-        caption,
-        bars.height(len(entries)),
-        lambda figure, colours: bars.draw(figure, colours, looks, entries, panels),
-    )
-
-
-def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
-    target, entries = comparison.target, comparison.entries
-    goal = f"{amounts.line(target.metric)} {amounts.wanted(target.value)}" if target else "the target"
-    times = [entry.time_to_target for entry in entries]
-    unit, name = _unit(times)
-    why = [_why_not(entry) for entry in entries]
-    found = [
-        _bars(
-            "time-to-target",
-            f"time to {goal}",
-            "Shorter is better; whiskers reach from the fastest repeat to the slowest, × is how many times as fast as"
-            " one worker.",
-            entries,
-            looks,
-            [Panel(f"time ({name})", times, _faster(comparison, times), why, unit)],
-        )
-    ]
-    per_pass = [_around(entry.seconds_per_pass, [r.seconds_per_pass for r in entry.reached]) for entry in entries]
-    passes = [_around(entry.passes, [r.passes for r in entry.reached]) for entry in entries]
-    if any(per_pass):
-        small, small_name = _unit(per_pass)
-        nothing = ["–"] * len(entries)
-        found.append(
-            _bars(
-                "passes",
-                "time per pass × passes",
-                "Which of the two a strategy improves: left, how fast it goes through the data; right, how often it has"
-                " to.",
-                entries,
-                looks,
-                [
-                    Panel(
-                        f"one pass ({small_name})",
-                        per_pass,
-                        lambda s: amounts.seconds(s.median),
-                        nothing,
-                        small,
-                    ),
-                    Panel("passes over the data", passes, lambda s: amounts.plain(s.median, zeros=True), nothing),
-                ],
-            )
-        )
-    return found
-
-
-def _whole_time(comparison: Comparison, looks: Looks) -> list[Picture]:
-    """Where nothing else is known."""
-    entries = comparison.entries
-    times = [summary.whole_time(entry) for entry in entries]
-    if not any(times):
-        return []
-    unit, name = _unit(times)
-    panel = Panel(f"time ({name})", times, _faster(comparison, times), _why_no_number(entries), unit)
-    caption = "Shorter is faster, if each run did the same work; × is how many times as fast as one worker."
-    return [_bars("time", "time of the whole run", caption, entries, looks, [panel])]
-
-
-def _faster(comparison: Comparison, times: Sequence[Spread | None]) -> Callable[[Spread], str]:
-    """What is written after a bar of time."""
-    one = times[0] if comparison.baseline is comparison.entries[0] else None  # one worker is the first
-
-    def said(spread: Spread) -> str:
-        faster = f", {amounts.times(one.median / spread.median)}" if one and spread.median and spread is not one else ""
-        return f"{amounts.seconds(spread.median)}{faster}"
-
-    return said
-
-
-def _unit(spreads: Sequence[Spread | None]) -> tuple[float, str]:
-    return axes.unit_of_seconds(value for spread in spreads if spread for value in (spread.lowest, spread.highest))
-
-
-def _around(value: float | None, others: Sequence[float | None]) -> Spread | None:
-    spread = Spread.of(others)
-    return Spread(value, spread.lowest, spread.highest) if spread and value is not None else None
-
-
-def _why_not(entry: Entry) -> str:
-    if entry.failure:
-        return "failed"
-    return "not reached" if entry.good else "no run yet"
-
-
-def _why_no_number(entries: Sequence[Entry]) -> list[str]:
-    return ["failed" if entry.failure else "not known" if entry.good else "no run yet" for entry in entries]
-
-
-def _throughput(comparison: Comparison, looks: Looks) -> list[Picture]:
-    entries = comparison.entries
-    speeds = [entry.speed for entry in entries]
-    one = speeds[0] if comparison.baseline is entries[0] else None
-
-    def said(spread: Spread) -> str:
-        faster = f", {amounts.times(spread.median / one.median)}" if one and one.median and spread is not one else ""
-        return f"{amounts.plain(spread.median)}{faster}"
-
-    caption = "Longer is faster; this says nothing about how much is learned from a sample."
-    panel = Panel("samples a second", speeds, said, _why_no_number(entries))
-    return [_bars("throughput", "samples a second, of all workers", caption, entries, looks, [panel])]
-
-
 def _sent(comparison: Comparison, looks: Looks) -> list[Picture]:
     entries = [entry for entry in comparison.entries if entry.good]
     sent = [entry.sent if summary.knows_sent(entry) else None for entry in entries]
@@ -188,7 +68,7 @@ def _sent(comparison: Comparison, looks: Looks) -> list[Picture]:
             " 0 B: the workers of that strategy hand nothing over, but read and write the same shared memory, which a"
             " network has not."
         )
-    return [_bars("sent", "bytes sent", caption, entries, looks, panels)]
+    return [bars.picture("sent", "bytes sent", caption, entries, looks, panels)]
 
 
 def _size(spread: Spread) -> str:
@@ -207,7 +87,7 @@ def _noise(comparison: Comparison, looks: Looks) -> list[Picture]:
     panel = Panel(
         "batch (samples)", [spread for _, spread in found], lambda s: amounts.plain(s.median), [""] * len(found)
     )
-    return [_bars("noise-scale", "gradient noise scale", caption, entries, looks, [panel])]
+    return [bars.picture("noise-scale", "gradient noise scale", caption, entries, looks, [panel])]
 
 
 def noise_scale(entry: Entry) -> Spread | None:
@@ -268,17 +148,29 @@ def _staleness(comparison: Comparison, looks: Looks) -> list[Picture]:
             total = sum(entry.staleness.values())
             heights = [100 * count / total for count in entry.staleness.values()]
             mean = sum(value * count for value, count in entry.staleness.items()) / total
-            colour = colours[looks.of(entry).tone]
-            drawn = plot.bar(list(entry.staleness), heights, width=0.8, color=colour)
+            look = looks.of(entry)
+            drawn = plot.bar(
+                list(entry.staleness),
+                heights,
+                width=0.8,
+                facecolor=colours[look.tone],
+                hatch=look.hatch,
+                edgecolor=colours["paper"],
+                linewidth=0,
+            )
             for staleness, patch in zip(entry.staleness, drawn.patches, strict=True):
                 patch.set_gid(f"bar-{number}-{staleness}")
             plot.set_title(f"{short(entry.name, 34)}: mean {amounts.plain(mean, 2)}", loc="left")
             plot.grid(False, axis="x")
-            plot.set_ylabel("pushes (%)")
             plot.set_ylim(bottom=0)
-            axes.numbers(plot.yaxis, ticks=3)
+            axes.numbers(plot.yaxis, ticks=3 if len(entries) <= _FEW else 2)
         axes.numbers(plots[-1][0].xaxis, whole=True, ticks=8)
+        figure.supylabel("pushes (%)", fontsize=plots[-1][0].xaxis.label.get_fontsize())
         plots[-1][0].set_xlabel("staleness (updates between pull and push)")
 
     caption = "How many updates of others were made to the parameters while a worker computed its gradient from them."
-    return [Picture("staleness", "staleness of pushes", caption, 60 + 115 * len(entries), draw)]
+    return [
+        Picture(
+            "staleness", "staleness of pushes", caption, 60 + (115 if len(entries) <= _FEW else 80) * len(entries), draw
+        )
+    ]
