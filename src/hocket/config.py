@@ -192,8 +192,8 @@ LAUNCHERS_OWN = (*FOR_HOSTS, "run-dir")
 """Settings that concern the launcher alone."""
 
 _EXPORTED = ("HOCKET_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
-_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_EVENTS", "HOCKET_SERVER", "HOCKET_SECRET_FD",
-             "HOCKET_HOST_NAME", "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
+_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_LAUNCHER", "HOCKET_EVENTS", "HOCKET_SERVER",
+             "HOCKET_SECRET_FD", "HOCKET_HOST_NAME", "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
 
 
 def exported(more: Sequence[str] = ()) -> dict[str, str]:

@@ -6,6 +6,8 @@ launcher through an inherited pipe; where there is none they go nowhere.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import threading
@@ -199,6 +201,7 @@ Record = Progress | Metrics | Traffic | Sent | Gradients | Served | Facts | Happ
 _KINDS: dict[str, type[Record]] = {
     kind.kind: kind for kind in (Progress, Metrics, Traffic, Sent, Gradients, Served, Facts, Happening, Stage, Spans)
 }
+_PIPE = 1 << 19  # bytes of the pipe to the launcher
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 
 
@@ -207,8 +210,8 @@ class Sink(Protocol):
 
     def put(self, record: Record) -> None: ...
 
-    def offer(self, record: Record) -> bool:
-        """Whether it was taken; what was not may be offered again."""
+    def has_room(self) -> bool:
+        """Whether nothing waits to be sent, so that what is put now is under way at once."""
 
 
 class NoSink:
@@ -217,7 +220,7 @@ class NoSink:
     def put(self, record: Record) -> None:
         """Forget it."""
 
-    def offer(self, record: Record) -> bool:
+    def has_room(self) -> bool:
         return True
 
 
@@ -233,6 +236,8 @@ class PipeSink:
         self._kept = b""
         self._lock = threading.Lock()  # checkpoints are written by a thread that tells, too
         os.set_blocking(descriptor, False)
+        with contextlib.suppress(OSError, AttributeError):  # the system may allow less, or not know of it
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE)
 
     def put(self, record: Record) -> None:
         """Send at most ten records of progress a second, but always the last one of an epoch."""
@@ -241,18 +246,12 @@ class PipeSink:
             if now < self._next and record.step != record.steps:
                 return
             self._next = now + 0.1
-            if not self._has_room():
+            if not self.has_room():
                 return
         self._write(encode(record))
 
-    def offer(self, record: Record) -> bool:
-        """Take it unless something waits for room already."""
-        if not self._has_room():
-            return False
-        self._write(encode(record))
-        return True
-
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether nothing waits for room in the pipe."""
         if self._kept:
             self._write(b"")
         return not self._kept

@@ -7,6 +7,7 @@ killed one loses no more than that.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -25,8 +26,13 @@ SCRIPT = "script"
 MEETING = "wait for all ranks"
 """The name of waits at a meeting of all ranks of a host; each has a number, and whoever comes last was waited for."""
 
+WAIT_FOR = "wait for"
+"""How the names of waits begin that are for one other rank: ``wait for rank 3``."""
+
 _EVERY = 0.2  # seconds between two handovers
+_AT_ONCE = 1000  # spans in one record
 _MOST = 100_000  # spans that are kept while the sink takes nothing
+_LAST = 2.0  # seconds that the last handover may take
 
 _Key = tuple[str, str, str]
 
@@ -44,7 +50,9 @@ class _Tape:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-        self.hand_over()
+        deadline = time.monotonic() + _LAST
+        while not self.hand_over() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _run(self) -> None:
         # All processes at the same moment: whoever is held up for a moment holds up all others at their next meeting.
@@ -54,32 +62,43 @@ class _Tape:
     def add(self, key: _Key, begin: float, end: float, number: int) -> None:
         self._rows.append((key, begin, end, number))
 
-    def hand_over(self) -> None:
+    def hand_over(self) -> bool:
+        """Give the sink what it takes; whether that was all."""
         with self._lock:
-            rows = [self._rows.popleft() for _ in range(len(self._rows))]
-            if not rows:
-                return
-            numbers: dict[_Key, int] = {}
-            base = min([row[1] for row in rows])
-            flat: list[int] = []
-            for key, begin, end, number in rows:
-                index = numbers.get(key)
-                if index is None:
-                    index = numbers[key] = len(numbers)
-                flat += (index, int((begin - base) * 1e9), int((end - begin) * 1e9), number)
-            record = Spans(int(base * 1e9), [list(key) for key in numbers], flat, self._lost)
-            if not self._sink.offer(record):
-                self._lost += max(0, len(rows) - _MOST)
-                self._rows.extendleft(reversed(rows[-_MOST:]))
+            while self._rows:
+                if not self._sink.has_room():
+                    for _ in range(len(self._rows) - _MOST):
+                        self._rows.popleft()
+                        self._lost += 1
+                    return False
+                self._sink.put(self._record([self._rows.popleft() for _ in range(min(len(self._rows), _AT_ONCE))]))
+            return True
+
+    def _record(self, rows: list[tuple[_Key, float, float, int]]) -> Spans:
+        numbers: dict[_Key, int] = {}
+        base = min([row[1] for row in rows])
+        flat: list[int] = []
+        for key, begin, end, number in rows:
+            index = numbers.get(key)
+            if index is None:
+                index = numbers[key] = len(numbers)
+            flat += (index, int((begin - base) * 1e9), int((end - begin) * 1e9), number)
+        return Spans(int(base * 1e9), [list(key) for key in numbers], flat, self._lost)
 
 
 _tape: _Tape | None = None
 
 
 def start(sink: Sink) -> None:
-    """Keep spans from now on, and hand them to ``sink``."""
+    """Keep spans from now on, and hand them to ``sink``; a process that is forked from this one keeps none."""
     global _tape
     _tape = _Tape(sink)
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    global _tape
+    _tape = None
 
 
 def stop() -> None:

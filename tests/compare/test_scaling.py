@@ -14,7 +14,7 @@ SERIAL = st.floats(0, 1)
 
 
 def law(serial: float, settling: float = 0.0) -> Law:
-    return Law("made", serial, settling, 4, 0.0)
+    return Law("made", serial, settling, 4)
 
 
 def off(candidate: Law, points: list[tuple[int, float]]) -> float:
@@ -25,7 +25,7 @@ def off(candidate: Law, points: list[tuple[int, float]]) -> float:
 def test_amdahls_law_is_found_again(counts: list[int], serial: float) -> None:
     found = amdahl([(p, 1 / (serial + (1 - serial) / p)) for p in counts])
     assert found is not None
-    assert found.serial == pytest.approx(serial, abs=1e-9) and found.settling == 0 and found.worst < 1e-9
+    assert found.serial == pytest.approx(serial, abs=1e-9) and found.settling == 0
 
 
 @given(COUNTS, SERIAL, st.floats(0, 0.5))

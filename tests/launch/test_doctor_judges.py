@@ -4,12 +4,13 @@ import re
 import secrets
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hocket.launch import leftovers, machine
+from hocket.launch import machine
 from hocket.launch.doctor import clock, cores, finding, meter, names, pairs, remains, show, software, torch_check
 from hocket.launch.doctor.clock import Trip
 from hocket.launch.doctor.finding import Finding, note, ok, wrong
@@ -129,16 +130,35 @@ def test_an_interface_that_is_not_there() -> None:
     assert states(names.check("lo"))["interfaces"] != "wrong"
 
 
+LAUNCHER = f"""
+import os, subprocess, sys
+from hocket.launch import leftovers
+leftovers.adopt_orphans()
+if not os.fork():
+    env = {{leftovers.VARIABLE: {"0" * 32!r}, leftovers.LAUNCHER: leftovers.identity()}}
+    print(subprocess.Popen(["sleep", "600"], env=env).pid, flush=True)
+    os.read(0, 1)
+    os._exit(0)
+os.wait()
+print("gone", flush=True)
+os.read(0, 1)
+leftovers.kill({"0" * 32!r}, spare=0)
+"""
+
+
 def test_processes_of_a_job_that_is_gone() -> None:
-    """One whose parent is no launcher: here a shell's, that carries a mark."""
-    command = ["sh", "-c", f"env {leftovers.VARIABLE}={'0' * 32} sleep 600 & echo $!; read _; kill $!; wait"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdout is not None and shell.stdin is not None
-        pid = shell.stdout.readline().strip()
-        while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):  # it becomes env, then sleep
-            pass
+    """A launcher below a Python that adopts orphans, as the first process of a container may; then that one alone."""
+    command = [sys.executable, "-c", LAUNCHER, "hocket"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdin is not None
+        pid = first.stdout.readline().strip()
+        alive = remains._processes()
+        first.stdin.write("x")
+        first.stdin.flush()
+        assert first.stdout.readline() == "gone\n"
         found = remains._processes()
-        shell.stdin.close()
+        first.stdin.close()
+    assert pid not in alive.remedy.split()
     assert found.state == "note" and pid in found.remedy.split()
 
 
@@ -160,6 +180,24 @@ def test_lines_are_aligned_in_any_encoding() -> None:
     ]
     plain = show.text(found, [way("h1", "h2", 1e8)], "ascii")
     assert plain.isascii() and "ok     all 2  torch  5 us" in plain and "\n         -> set it" in plain
+
+
+def test_many_hosts_are_shown_in_few_characters() -> None:
+    """Their names are beneath, and what is so on eleven hosts counts eleven times, in the text and as data."""
+    hosts = [f"127.0.0.{number}" for number in range(1, 13)]
+    reached = ", ".join(f"{host} at 10.0.0.{number}" for number, host in enumerate(hosts))
+    shut = wrong("ssh", "nothing listens for SSH there", "start sshd there")
+    found = [ok("torch", "2.13").at(hosts[0]), *(shut.at(host) for host in hosts[1:]), ok("reach", f"all: {reached}")]
+    lines = show.text(found, [], "utf-8").splitlines()
+    assert lines[:2] == [
+        "✓  127.0.0.1              torch  2.13",
+        "✗  127.0.0.2 and 10 more  ssh    nothing listens for SSH there",
+    ]
+    assert " ".join(line.strip() for line in lines[2:4]) == f"on {', '.join(hosts[1:])}"
+    assert lines[4] == "     → start sshd there" and lines[5] == f"✓{'':25}reach  all:"
+    assert " ".join(line.strip() for line in lines[6:-2]) == reached and max(map(len, lines)) <= 100
+    assert lines[-1] == "11 things are wrong." and show.data(found, [])["wrong"] == 11
+    assert [entry["host"] for entry in show.data(found, [])["findings"]] == [*hosts, ""]
 
 
 def test_findings_travel_as_plain_data() -> None:

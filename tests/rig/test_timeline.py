@@ -22,7 +22,7 @@ def test_buckets_of_all_hosts_are_on_one_time_axis(rig: Rigs, tmp_path: Path) ->
         names = {span.name for span in rank.spans()}
         assert {"forward", "backward", "update", "exchange gradients"} <= names
         if carries:
-            travelling, covered = waits.hidden(rank)
+            travelling, covered = waits.hidden(found, rank)
             assert 0 <= covered <= travelling
     exchanges = [[s for s in rank.spans() if s.name == "exchange gradients"] for rank in found.ranks]
     assert len({len(each) for each in exchanges}) == 1

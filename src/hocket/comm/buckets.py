@@ -163,7 +163,7 @@ class NetworkAverager(Averager):
             if self._stopwatch is not None and (work is None or work.is_completed()):
                 sent_at = self._sent_at.pop(bucket)
                 self._stopwatch.add(sent_at, now)
-                name, track = f"{self._names[bucket]} between hosts", f"bucket {bucket + 1}"
+                name, track = f"{self._names[bucket]} under way", f"bucket {bucket + 1}"
                 spans.add(spans.EXCHANGE, name, sent_at, now, track=track)
 
     def _header_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -176,7 +176,7 @@ class NetworkAverager(Averager):
         if late > _LATE:
             self._column.traffic.wait_for(self._topology.name_of(slowest), late)
             end = min(time.perf_counter(), blocked_since + late)
-            spans.add(spans.WAIT, f"rank {slowest} is late", blocked_since, end, track="waiting")
+            spans.add(spans.WAIT, f"{spans.WAIT_FOR} rank {slowest}", blocked_since, end, track="waiting")
         if self._stopwatch is not None:
             self._stopwatch.settle(self._column.traffic, blocked_since)
             self._stopwatch = None

@@ -96,7 +96,7 @@ class NcclAverager(Averager):
             if work is not None:
                 self._group.wait(work)
                 spans.add(
-                    spans.EXCHANGE, f"{self._names[bucket]} between GPUs", self._sent_at[bucket], time.perf_counter(),
+                    spans.EXCHANGE, f"{self._names[bucket]} under way", self._sent_at[bucket], time.perf_counter(),
                     track=f"bucket {bucket + 1}",
                 )  # fmt: skip
         self._works.clear()

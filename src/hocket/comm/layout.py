@@ -114,7 +114,8 @@ class Layout:
     @property
     def bucket_names(self) -> list[str]:
         """``bucket 2 of 3 (1.4 MB)``, for people."""
-        return [f"bucket {i + 1} of {len(self.buckets)} ({b.nbytes / 1e6:,.1f} MB)" for i, b in enumerate(self.buckets)]
+        sizes = [f"{b.nbytes / 1e6:,.1f} MB" if b.nbytes >= 1e6 else f"{b.nbytes / 1e3:,.1f} kB" for b in self.buckets]
+        return [f"bucket {i + 1} of {len(sizes)} ({size})" for i, size in enumerate(sizes)]
 
     def views(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Every tensor as a view of the flat buffers, one per bucket."""

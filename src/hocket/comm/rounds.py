@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from hocket import spans
 from hocket.comm.peers import Peers, Sent
 from hocket.errors import DeadlineExceeded
 from hocket.transport.wire import Message, Wire, WireError
@@ -184,6 +185,7 @@ class Rounds:
         asked, told = False, 0.0
         with self._condition:
             when, mail = self._started, self._mail.setdefault(self._started, {})
+            since = time.perf_counter()
             while missing := self._missing(when, mail):
                 waited = time.monotonic() - begin
                 if waited > self._timeout:
@@ -197,6 +199,9 @@ class Rounds:
                     for rank in missing:
                         self._peers.send(rank, Kind.WANT, {}, generation=when[0], sequence=when[1])
                 self._condition.wait(_ASK if self._pushes and not asked else min(1.0, self._timeout))
+                now = time.perf_counter()
+                spans.add(spans.WAIT, f"{spans.WAIT_FOR} rank {missing[0]}", since, now)
+                since = now
             found = {rank: arrival for rank, arrival in sorted(mail.items()) if rank in self._expected}
             self._mail.pop(when)
             self._expected = frozenset()

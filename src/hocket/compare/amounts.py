@@ -41,6 +41,16 @@ def metric(value: float) -> str:
     return plain(value, 4)
 
 
+def wanted(value: float) -> str:
+    """A target's value, as it was typed."""
+    return f"{value:g}"
+
+
+def line(text: str) -> str:
+    """A name in one line, whatever is in it."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
 def seconds(value: float) -> str:
     """``85 ms``, ``12.3 s``, ``6 min 5 s``, ``2 h 5 min``."""
     if value < 0.9995:

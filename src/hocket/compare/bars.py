@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hocket.compare import axes
-from hocket.compare.canvas import LETTER, WIDTH, Colours
+from hocket.compare.canvas import LETTER, WIDTH, Colours, Picture
 from hocket.compare.results import Entry, Spread
 from hocket.compare.style import Looks, short
 
@@ -42,6 +42,19 @@ class Panel:
 def height(rows: int) -> float:
     """In pixels."""
     return _AROUND + _ROW * rows
+
+
+def picture(
+    name: str, title: str, caption: str, entries: Sequence[Entry], looks: Looks, panels: Sequence[Panel]
+) -> Picture:
+    """One with a row for each entry."""
+    return Picture(
+        name,
+        title,
+        caption,
+        height(len(entries)),
+        lambda figure, colours: draw(figure, colours, looks, entries, panels),
+    )
 
 
 def draw(figure: Figure, colours: Colours, looks: Looks, entries: Sequence[Entry], panels: Sequence[Panel]) -> None:
@@ -87,12 +100,16 @@ def _panel(
             text = panel.text(spread)
             lowest, median, highest = (x / panel.unit for x in (spread.lowest, spread.median, spread.highest))
             if median > left:
+                look = looks.of(entry)
                 plot.barh(
                     row,
                     median - left,
                     left=left,
                     height=_BAR,
-                    color=colours[looks.of(entry).tone],
+                    facecolor=colours[look.tone],
+                    hatch=look.hatch,
+                    edgecolor=colours["paper"],
+                    linewidth=0,
                     gid=f"bar-{ids}{row}",
                 )
             if highest > lowest:

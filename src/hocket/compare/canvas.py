@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.compare import amounts
 from hocket.compare.style import LIGHT, VARIABLES, short
 from hocket.errors import UsageError
 
@@ -22,6 +23,7 @@ _PIXELS = 96  # an inch
 _TITLE = 24  # pixels; in the page the title is a heading of its own
 _FONT = 10  # points, which is 13.3 pixels, and 11 on a narrow phone
 LETTER = 6.9  # pixels of one, on the average
+SOFTWARE = "hocket compare"  # in every PNG, by which its own are known
 Colours = Mapping[str, str]
 
 
@@ -64,10 +66,18 @@ def svg(picture: Picture) -> str:
     return _for_a_page(file.getvalue(), picture)
 
 
-def png(picture: Picture, path: Path) -> None:
-    """Writes the picture in light colours, two dots for each pixel."""
+def png(picture: Picture) -> bytes:
+    """A file with the picture in light colours, two dots for each pixel."""
+    file = io.BytesIO()
     with _drawn(picture, LIGHT, title=True) as figure:
-        figure.savefig(path, format="png", dpi=2 * _PIXELS, metadata={"Title": picture.title, "Software": None})
+        figure.savefig(file, format="png", dpi=2 * _PIXELS, metadata={"Title": picture.title, "Software": SOFTWARE})
+    return file.getvalue()
+
+
+def why_not(picture: Picture, error: Exception) -> str:
+    """One line about a picture that could not be drawn."""
+    cause = amounts.line(str(error)) or "no reason given"
+    return f"the picture {picture.name} could not be drawn ({type(error).__name__}: {cause})"
 
 
 @contextmanager
@@ -75,7 +85,8 @@ def _drawn(picture: Picture, colours: Colours, title: bool = False) -> Iterator[
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context():
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that the font has not is a box; a terminal is no place to say so
         mpl.rcdefaults()  # not what the user has set up for pictures of their own
         mpl.rcParams.update(_settings(picture.name, colours))
         height = picture.height + (_TITLE if title else 0)
@@ -89,6 +100,7 @@ def _drawn(picture: Picture, colours: Colours, title: bool = False) -> Iterator[
 def _settings(name: str, colours: Colours) -> dict[Any, Any]:
     ink, soft, grid = colours["ink"], colours["soft"], colours["grid"]
     return {
+        "text.parse_math": False,  # names of metrics and strategies are text, whatever is in them
         "svg.fonttype": "none",
         "svg.hashsalt": name,  # the same data give the same file
         "font.family": ["DejaVu Sans"],  # comes with matplotlib

@@ -97,7 +97,7 @@ def _picture(name: str, metric: str, on: str, against: str, lines: Sequence[Line
         caption += " Large markers: where the target is reached."
     return Picture(
         f"{name}-{against}",
-        f"{metric} against {against}{on}",
+        f"{amounts.line(metric)} against {against}{on}",
         caption,
         270 + axes.legend_height(line.label for line in lines),
         lambda figure, colours: _draw(figure, colours, metric, against, lines, target),
@@ -167,7 +167,7 @@ def _target(plot: Axes, colours: Colours, target: Target) -> None:
     """Its name stands where no curve has been yet: at the left, on the side of what is good enough."""
     plot.axhline(target.value, color=colours["ink"], lw=1, ls=(0, (4, 3)), gid="target")
     plot.annotate(
-        f"target {amounts.metric(target.value)}",
+        f"target {amounts.wanted(target.value)}",
         (0, target.value),
         xycoords=("axes fraction", "data"),
         xytext=(3, 3 if target.rises else -3),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hocket.compare import amounts, axes, bars, curves, workers
+from hocket.compare import amounts, axes, bars, curves, summary, times, workers
 from hocket.compare.bars import Panel
 from hocket.compare.canvas import Colours, Picture
 from hocket.compare.results import Comparison, Entry, Spread
@@ -16,128 +16,59 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_FEW = 6  # panels of staleness that may be large
+Make = Callable[[Comparison, Looks], list[Picture]]
+
+
 def pictures(comparison: Comparison) -> list[Picture]:
     """All that there is something to show of."""
     looks = Looks(comparison)
-    lines = curves.pictures(comparison, looks)
+    lines = _made("metrics", curves.pictures, comparison, looks)
     target = comparison.target
     first = 2 if target and target.metric in comparison.metrics else 0
-    found: list[Picture] = []
-    if any(entry.time_to_target for entry in comparison.entries):
-        found += _time_to_target(comparison, looks)
-    else:
-        found += _throughput(comparison, looks)
-    found += lines[:first]
-    found += [*_shares(comparison), *_sent(comparison, looks), *workers.pictures(comparison, looks)]
-    return [*found, *_staleness(comparison, looks), *_noise(comparison, looks), *lines[first:]]
-
-
-def _bars(
-    name: str, title: str, caption: str, entries: Sequence[Entry], looks: Looks, panels: Sequence[Panel]
-) -> Picture:
-    return Picture(
-        name,
-        title,
-        caption,
-        bars.height(len(entries)),
-        lambda figure, colours: bars.draw(figure, colours, looks, entries, panels),
-    )
-
-
-def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
-    target, entries = comparison.target, comparison.entries
-    goal = f"{target.metric} {amounts.metric(target.value)}" if target else "the target"
-    times = [entry.time_to_target for entry in entries]
-    one = times[0] if comparison.baseline is entries[0] else None  # one worker is the first
-    unit, name = _unit(times)
-
-    def said(spread: Spread) -> str:
-        faster = f", {amounts.times(one.median / spread.median)}" if one and spread.median and spread is not one else ""
-        return f"{amounts.seconds(spread.median)}{faster}"
-
-    why = [_why_not(entry) for entry in entries]
-    found = [
-        _bars(
-            "time-to-target",
-            f"time to {goal}",
-            "Shorter is better; whiskers reach from the fastest repeat to the slowest, × is how many times as fast as"
-            " one worker.",
-            entries,
-            looks,
-            [Panel(f"time ({name})", times, said, why, unit)],
-        )
+    return [
+        *_made("time", times.pictures, comparison, looks),
+        *lines[:first],
+        *_made("shares", _shares, comparison, looks),
+        *_made("sent", _sent, comparison, looks),
+        *_made("workers", workers.pictures, comparison, looks),
+        *_made("staleness", _staleness, comparison, looks),
+        *_made("noise-scale", _noise, comparison, looks),
+        *lines[first:],
     ]
-    per_pass = [_around(entry.seconds_per_pass, [r.seconds_per_pass for r in entry.reached]) for entry in entries]
-    passes = [_around(entry.passes, [r.passes for r in entry.reached]) for entry in entries]
-    if any(per_pass):
-        small, small_name = _unit(per_pass)
-        nothing = ["–"] * len(entries)
-        found.append(
-            _bars(
-                "passes",
-                "time per pass × passes",
-                "Which of the two a strategy improves: left, how fast it goes through the data; right, how often it has"
-                " to.",
-                entries,
-                looks,
-                [
-                    Panel(
-                        f"one pass ({small_name})",
-                        per_pass,
-                        lambda s: amounts.seconds(s.median),
-                        nothing,
-                        small,
-                    ),
-                    Panel("passes over the data", passes, lambda s: amounts.plain(s.median, zeros=True), nothing),
-                ],
-            )
-        )
-    return found
 
 
-def _unit(spreads: Sequence[Spread | None]) -> tuple[float, str]:
-    return axes.unit_of_seconds(value for spread in spreads if spread for value in (spread.lowest, spread.highest))
+def _made(name: str, make: Make, comparison: Comparison, looks: Looks) -> list[Picture]:
+    """What ``make`` makes; where it fails, a picture that tells so when it is to be drawn, beside all others."""
+    try:
+        return make(comparison, looks)
+    except Exception as error:
+        cause = error
 
+        def draw(figure: Figure, colours: Colours) -> None:
+            raise cause
 
-def _around(value: float | None, others: Sequence[float | None]) -> Spread | None:
-    spread = Spread.of(others)
-    return Spread(value, spread.lowest, spread.highest) if spread and value is not None else None
-
-
-def _why_not(entry: Entry) -> str:
-    if entry.failure:
-        return "failed"
-    return "not reached" if entry.good else "no run yet"
-
-
-def _throughput(comparison: Comparison, looks: Looks) -> list[Picture]:
-    entries = comparison.entries
-    speeds = [entry.speed for entry in entries]
-    if not any(speeds):
-        return []
-    one = speeds[0] if comparison.baseline is entries[0] else None
-
-    def said(spread: Spread) -> str:
-        faster = f", {amounts.times(spread.median / one.median)}" if one and one.median and spread is not one else ""
-        return f"{amounts.plain(spread.median)}{faster}"
-
-    why = ["failed" if entry.failure else "not known" if entry.good else "no run yet" for entry in entries]
-    caption = "Longer is faster; this says nothing about how much is learned from a sample."
-    panel = Panel("samples a second", speeds, said, why)
-    return [_bars("throughput", "samples a second, of all workers", caption, entries, looks, [panel])]
+        return [Picture(name, name, "", 0, draw)]
 
 
 def _sent(comparison: Comparison, looks: Looks) -> list[Picture]:
     entries = [entry for entry in comparison.entries if entry.good]
-    sent, each = [entry.sent for entry in entries], [entry.sent_per_sample for entry in entries]
+    sent = [entry.sent if summary.knows_sent(entry) else None for entry in entries]
+    each = [entry.sent_per_sample if summary.knows_sent(entry) else None for entry in entries]
     if not any(spread and spread.highest for spread in sent):
         return []
     panels = []
     for label, spreads in (("sent", sent), ("sent per sample", each)):
-        unit, name = amounts.unit_of_bytes(max(spread.highest for spread in spreads if spread))
-        panels.append(Panel(f"{label} ({name})", spreads, _size, ["–"] * len(entries), unit))
+        if any(spreads):
+            unit, name = amounts.unit_of_bytes(max(spread.highest for spread in spreads if spread))
+            panels.append(Panel(f"{label} ({name})", spreads, _size, ["not known"] * len(entries), unit))
     caption = "What all workers handed to exchanges: what a slow network would have to carry."
-    return [_bars("sent", "bytes sent", caption, entries, looks, panels)]
+    if any(summary.shares_memory(entry) for entry in entries):
+        caption += (
+            " 0 B: the workers of that strategy hand nothing over, but read and write the same shared memory, which a"
+            " network has not."
+        )
+    return [bars.picture("sent", "bytes sent", caption, entries, looks, panels)]
 
 
 def _size(spread: Spread) -> str:
@@ -156,7 +87,7 @@ def _noise(comparison: Comparison, looks: Looks) -> list[Picture]:
     panel = Panel(
         "batch (samples)", [spread for _, spread in found], lambda s: amounts.plain(s.median), [""] * len(found)
     )
-    return [_bars("noise-scale", "gradient noise scale", caption, entries, looks, [panel])]
+    return [bars.picture("noise-scale", "gradient noise scale", caption, entries, looks, [panel])]
 
 
 def noise_scale(entry: Entry) -> Spread | None:
@@ -165,7 +96,7 @@ def noise_scale(entry: Entry) -> Spread | None:
     return Spread.of([float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v) and v > 0])
 
 
-def _shares(comparison: Comparison) -> list[Picture]:
+def _shares(comparison: Comparison, _: Looks) -> list[Picture]:
     entries = [entry for entry in comparison.entries if entry.shares]
     if not entries:
         return []
@@ -189,7 +120,7 @@ def _shares(comparison: Comparison) -> list[Picture]:
                 label=part,
             )
         for row, entry in enumerate(entries):
-            text = " · ".join(f"{100 * entry.shares.get(part, 0.0):.0f}" for part in PARTS) + " %"
+            text = summary.shares(entry)
             plot.annotate(short(entry.name, 30), (0, row - 0.28), va="bottom")
             plot.annotate(text, (100, row - 0.28), va="bottom", ha="right")
         bars.frame(plot, len(entries))
@@ -209,27 +140,37 @@ def _staleness(comparison: Comparison, looks: Looks) -> list[Picture]:
     entries = [entry for entry in comparison.entries if any(entry.staleness.values()) and entry.workers > 1]
     if not entries:
         return []
-    panels = min(6, len(entries))
-    shown = entries[-panels:]
 
     def draw(figure: Figure, colours: Colours) -> None:
-        plots = figure.subplots(panels, 1, sharex=True, sharey=True, squeeze=False)
-        for number, entry in enumerate(shown):
+        plots = figure.subplots(len(entries), 1, sharex=True, sharey=True, squeeze=False)
+        for number, entry in enumerate(entries):
             plot = plots[number][0]
             total = sum(entry.staleness.values())
             heights = [100 * count / total for count in entry.staleness.values()]
             mean = sum(value * count for value, count in entry.staleness.items()) / total
-            colour = colours[looks.of(entry).tone]
-            drawn = plot.bar(list(entry.staleness), heights, width=0.8, color=colour)
+            look = looks.of(entry)
+            drawn = plot.bar(
+                list(entry.staleness),
+                heights,
+                width=0.8,
+                facecolor=colours[look.tone],
+                hatch=look.hatch,
+                edgecolor=colours["paper"],
+                linewidth=0,
+            )
             for staleness, patch in zip(entry.staleness, drawn.patches, strict=True):
                 patch.set_gid(f"bar-{number}-{staleness}")
-            plot.set_title(f"{short(entry.name, 30)}: mean {amounts.plain(mean, 2)}", loc="left")
+            plot.set_title(f"{short(entry.name, 34)}: mean {amounts.plain(mean, 2)}", loc="left")
             plot.grid(False, axis="x")
-            plot.set_ylabel("pushes (%)")
             plot.set_ylim(bottom=0)
-            axes.numbers(plot.yaxis, ticks=3)
+            axes.numbers(plot.yaxis, ticks=3 if len(entries) <= _FEW else 2)
         axes.numbers(plots[-1][0].xaxis, whole=True, ticks=8)
+        figure.supylabel("pushes (%)", fontsize=plots[-1][0].xaxis.label.get_fontsize())
         plots[-1][0].set_xlabel("staleness (updates between pull and push)")
 
     caption = "How many updates of others were made to the parameters while a worker computed its gradient from them."
-    return [Picture("staleness", "staleness of pushes", caption, 60 + 115 * panels, draw)]
+    return [
+        Picture(
+            "staleness", "staleness of pushes", caption, 60 + (115 if len(entries) <= _FEW else 80) * len(entries), draw
+        )
+    ]

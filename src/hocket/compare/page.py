@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from html import escape
 from importlib import resources
 from pathlib import Path
 
-from hocket.compare import amounts, canvas, figures, store, summary, verdict
+from hocket.compare import amounts, canvas, figures, store, summary, verdict, whole
 from hocket.compare.results import Comparison, Entry
 from hocket.compare.style import TONES, Looks
 from hocket.errors import UsageError
@@ -28,16 +26,11 @@ def write(comparison: Comparison, folder: Path) -> Path:
     Raises:
         UsageError: The folder cannot be written to.
     """
-    path = folder / NAME
-    beside = folder / f".{NAME}.{os.getpid()}"
-    text = html(comparison)
+    path, text = folder / NAME, html(comparison)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)  # who has it open, or is interrupted, never sees half of it
+        whole.write(path, text.encode("utf-8", errors="replace"))
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise UsageError(f"cannot write {path}: {error.strerror or error}; name another folder") from error
     return path
 
@@ -79,7 +72,11 @@ def _summary(comparison: Comparison) -> list[str]:
     best = verdict.winner(comparison)
     cells = []
     for entry, row in zip(comparison.entries, table.rows, strict=True):
-        mark = f'<span class="mark" style="background: var(--{looks.of(entry).tone})"></span>'
+        look = looks.of(entry)
+        ground = f"var(--{look.tone})"
+        if look.hatch:
+            ground = f"repeating-linear-gradient(45deg, {ground} 0 2px, var(--paper) 2px 3.5px)"
+        mark = f'<span class="mark" style="background: {ground}"></span>'
         others = "".join(f"<td>{_lines(text)}</td>" for text in row[1:])
         kind = ' class="best"' if entry is best else ""
         cells.append(f'<tr{kind}><th scope="row">{mark}{_breakable(row[0])}</th>{others}</tr>')
@@ -89,15 +86,21 @@ def _summary(comparison: Comparison) -> list[str]:
         for column in table.columns
     )
     repeats = f"Medians of {comparison.repeats} repeats." if comparison.repeats > 1 else "One run of each."
-    product = " Time to target = one pass × passes over the data." if comparison.target else ""
-    said = f"{repeats}{product} Efficiency is the speed-up for each worker."
+    titles = {column.title for column in table.columns}
+    said = [repeats]
+    if "× passes" in titles:
+        said.append("Time to target = one pass × passes over the data.")
+    if "efficiency" in titles:
+        said.append("Efficiency is the speed-up for each worker.")
+    if any(summary.shares_memory(entry) for entry in comparison.entries):
+        said.append("Where 0 B are sent in shared memory, workers read and write the same parameters.")
     return [
         "<h2>Summary</h2>",
         '<div class="scroll summary" tabindex="0" role="region" aria-label="Summary">',
         f"<table><thead><tr>{heads}</tr></thead><tbody>",
         *cells,
         "</tbody></table></div>",
-        f'<p class="soft">{said}</p>',
+        f'<p class="soft">{" ".join(said)}</p>',
     ]
 
 
@@ -121,7 +124,8 @@ def _failures(comparison: Comparison) -> list[str]:
             if result.failure:
                 reasons[result.failure] = reasons.get(result.failure, 0) + 1
         for reason, count in reasons.items():
-            found.append(f"{verdict.called(entry)}, {count} of {len(entry.results)} repeats: {reason}")
+            part = f", {count} of {len(entry.results)} repeats" if len(entry.results) > 1 else ""
+            found.append(f"{verdict.called(entry)}{part}: {reason}")
     return _list("Failed", found, "failed")
 
 
@@ -139,9 +143,13 @@ def _pictures(comparison: Comparison) -> list[str]:
     found = []
     for picture in figures.pictures(comparison):
         says = "".join(f"<li>{escape(sentence)}.</li>" for sentence in picture.says)
+        try:
+            drawn = canvas.svg(picture)
+        except Exception as error:  # the page is worth having without it
+            drawn = f'<p class="failed">{escape(_capital(canvas.why_not(picture, error)))}.</p>'
         found.append(
             f'<figure id="{picture.name}"{" class=leads" if picture.leads else ""}>'
-            f"<h3>{escape(_capital(picture.title))}</h3>\n{canvas.svg(picture)}\n"
+            f"<h3>{escape(_capital(picture.title))}</h3>\n{drawn}\n"
             f"<figcaption>{escape(picture.caption)}</figcaption>"
             + (f'<ul class="says">{says}</ul>' if says else "")
             + "</figure>"

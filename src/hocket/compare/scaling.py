@@ -28,14 +28,12 @@ class Law:
         serial: σ, from 0 to 1.
         settling: κ, from 0 on; 0 in Amdahl's law.
         tried: The most workers that it was fitted to.
-        worst: How far the fit is from a measurement at most, as a part of that.
     """
 
     name: str
     serial: float
     settling: float
     tried: int
-    worst: float
 
     def speed_up(self, workers: float) -> float:
         """How many times as fast as one worker."""
@@ -97,7 +95,7 @@ def _fit(name: str, points: Sequence[tuple[int, float]], with_settling: bool) ->
     tried = max(workers for workers, _ in known)
 
     def law(serial: float, settling: float) -> Law:
-        return Law(name, serial, settling, tried, 0.0)
+        return Law(name, serial, settling, tried)
 
     def error(candidate: Law) -> float:
         return math.fsum((speed_up - candidate.speed_up(workers)) ** 2 for workers, speed_up in known)
@@ -122,8 +120,7 @@ def _fit(name: str, points: Sequence[tuple[int, float]], with_settling: bool) ->
         else:
             break
         best = closer
-    worst = max(abs(best.speed_up(p) / s - 1) for p, s in known)
-    return Law(name, best.serial, best.settling, tried, worst)
+    return best
 
 
 def _bounded(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

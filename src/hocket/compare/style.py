@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hocket.compare import amounts
 from hocket.compare.results import Comparison, Entry
 
 
@@ -41,17 +42,19 @@ LIGHT = {name: tone.light for name, tone in TONES.items()}
 # Colours that nobody uses: in the SVG each becomes the variable of the style sheet that follows light and dark.
 VARIABLES = {name: f"#abcd{number:02x}" for number, name in enumerate(TONES, start=16)}
 
-_MARKERS = "sD^vPXphd"
+_MARKERS = "sD^vPX<>*"
+_HATCHES = ["", "////", "xxxx", "...."]  # of bars, when all tones have been used so often
 _DASHES: list[tuple[float, ...]] = [(), (5, 1.5), (1.5, 1.2), (6, 1.5, 1.5, 1.5), (3, 1), (6, 1, 1, 1, 1, 1)]
 
 
 @dataclass(frozen=True)
 class Look:
-    """Of one strategy: the name of its tone, the marker, and the dashes (none: a line without gaps)."""
+    """Of one strategy: the name of its tone, the marker, the dashes (none: no gaps), and the pattern of its bars."""
 
     tone: str
     marker: str
     dashes: tuple[float, ...]
+    hatch: str = ""
 
 
 BASELINE = Look("ink", "o", ())
@@ -68,6 +71,7 @@ class Looks:
                 tones[number % len(tones)],
                 _MARKERS[number % len(_MARKERS)],
                 _DASHES[(number + number // len(tones)) % len(_DASHES)],
+                _HATCHES[number // len(tones) % len(_HATCHES)],
             )
             for number, name in enumerate(names)
         }
@@ -82,7 +86,8 @@ class Looks:
 
 
 def short(name: str, most: int = 44) -> str:
-    """``name``, cut in the middle if it is longer: the end says on how many workers."""
+    """``name``, cut in the middle if it is longer, in one line: the end says on how many workers."""
+    name = amounts.line(name)
     if len(name) <= most:
         return name
     return f"{name[: most - 12]}…{name[-11:]}"

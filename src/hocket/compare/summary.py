@@ -45,21 +45,77 @@ def speed_up(comparison: Comparison, entry: Entry) -> float | None:
 
 
 def faster(comparison: Comparison, entry: Entry) -> float | None:
-    """How many times as fast as one worker it was at the target."""
-    one, own = comparison.baseline.time_to_target if comparison.baseline else None, entry.time_to_target
+    """How many times as fast as one worker it was at the target, or at the end where only that is known."""
+    time = whole_time if is_time_alone(comparison) else _time_to_target
+    one, own = time(comparison.baseline) if comparison.baseline else None, time(entry)
     return one.median / own.median if own and own.median and one else None
+
+
+def is_time_alone(comparison: Comparison) -> bool:
+    """Whether nothing is known but how long each run took: no target, and no training loop of ours."""
+    return comparison.target is None and not any(entry.speed for entry in comparison.entries)
+
+
+def whole_time(entry: Entry) -> Spread | None:
+    """Seconds of whole runs."""
+    return Spread.of([result.seconds for result in entry.good if result.seconds > 0])
+
+
+def knows_sent(entry: Entry) -> bool:
+    """Whether its bytes were counted: a script that distributes nothing tells nothing."""
+    return bool(entry.good) and (entry.workers == 1 or any(result.sent or result.told for result in entry.good))
+
+
+def shares_memory(entry: Entry) -> bool:
+    """Whether its workers handed nothing over because they have the same memory."""
+    told = [str(result.told.get("communication", "")) for result in entry.good]
+    return entry.workers > 1 and not any(r.sent for r in entry.good) and any("shared memory" in way for way in told)
+
+
+def shares(entry: Entry) -> str:
+    """``88 · 3 · 9 %``: compute, communication, waiting."""
+    return " · ".join(map(str, amounts.percents([entry.shares.get(part, 0.0) for part in PARTS]))) + " %"
+
+
+def step_samples(entry: Entry) -> float | None:
+    """Samples in a step of the optimizer, of all workers, where that was measured."""
+    known = [result.gradients for result in entry.good if result.gradients.get("unit", "samples") == "samples"]
+    values = [gradients.get("samples in a step") for gradients in known]
+    spread = Spread.of([float(value) for value in values if isinstance(value, (int, float)) and value > 0])
+    return spread.median if spread else None
+
+
+def _time_to_target(entry: Entry) -> Spread | None:
+    return entry.time_to_target
 
 
 def _columns(comparison: Comparison) -> list[tuple[Column, Callable[[Entry], str]]]:
     def time(entry: Entry) -> str:
-        if entry.failure:
-            return "failed"
         if comparison.target is None:
             return NOTHING
+        if entry.failure:
+            return "failed"
         if entry.time_to_target is None:
             return "not reached" if entry.good else NOTHING
         part = f" ({len(entry.reached)} of {len(entry.results)})" if len(entry.reached) < len(entry.results) else ""
         return amounts.seconds(entry.time_to_target.median) + part + _spread(entry.time_to_target)
+
+    def whole(entry: Entry) -> str:
+        spread = whole_time(entry)
+        if comparison.target is None and entry.failure:
+            return "failed"
+        if comparison.target is not None or spread is None:
+            return NOTHING
+        return amounts.seconds(spread.median) + _spread(spread)
+
+    steps = [step_samples(entry) for entry in comparison.entries]
+    sizes = [size for size in steps if size]
+    # A batch at the end of a pass is smaller, so that means are never quite the same.
+    differ = bool(sizes) and max(sizes) > 1.2 * min(sizes)
+
+    def step(entry: Entry) -> str:
+        size = step_samples(entry)
+        return amounts.plain(size) if differ and size else NOTHING
 
     def efficiency(entry: Entry) -> str:
         value = speed_up(comparison, entry)
@@ -68,22 +124,26 @@ def _columns(comparison: Comparison) -> list[tuple[Column, Callable[[Entry], str
     def times(value: float | None) -> str:
         return NOTHING if value is None else amounts.times(value)
 
+    counted = any(knows_sent(entry) for entry in comparison.entries if entry.workers > 1)
+    goal = "end" if is_time_alone(comparison) else "target"
     found: list[tuple[Column, Callable[[Entry], str]]] = [
         (Column("strategy", "what is exchanged, and when", False), _name),
         (Column("workers", "processes that run the script, below it those beside them"), _processes),
         (Column("time to target", "the median, below it the fastest and the slowest repeat"), time),
+        (Column("time", "of the whole run: the median, below it the fastest and the slowest repeat"), whole),
         (Column("= one pass", "seconds for one pass over the data"), lambda e: _maybe(e.seconds_per_pass, "s")),
         (Column("× passes", "over the data, until the target"), lambda e: _maybe(e.passes, "")),
-        (Column("times as fast", "as one worker, to the target"), lambda e: times(faster(comparison, e))),
+        (Column("times as fast", f"as one worker, to the {goal}"), lambda e: times(faster(comparison, e))),
         (Column("samples/s", "of all workers"), lambda e: amounts.plain(e.speed.median) if e.speed else NOTHING),
         (Column("speed-up", "samples a second over one worker's"), lambda e: times(speed_up(comparison, e))),
         (Column("efficiency", "speed-up for each worker"), efficiency),
+        (Column("samples a step", "of all workers, in one step of the optimizer"), step),
         (Column("compute · communication · waiting", "shares of the training time of all workers"), _shares),
-        (Column("sent", "bytes that all workers handed to exchanges"), _sent),
+        (Column("sent", "bytes that all workers handed to exchanges"), _sent if counted else lambda _: NOTHING),
         (Column("staleness", "mean (and most) updates between pull and push"), _staleness),
     ]
     for metric in comparison.metrics:
-        found.append((Column(f"final {metric}", "the median of the repeats' last values"), _last(metric)))
+        found.append((Column(f"final {amounts.line(metric)}", "the median of the repeats' last values"), _last(metric)))
     return found
 
 
@@ -110,13 +170,13 @@ def _spread(spread: Spread) -> str:
 
 
 def _shares(entry: Entry) -> str:
-    if not entry.shares:
-        return NOTHING
-    return " · ".join(f"{100 * entry.shares.get(part, 0.0):.0f}" for part in PARTS) + " %"
+    return shares(entry) if entry.shares else NOTHING
 
 
 def _sent(entry: Entry) -> str:
-    return amounts.size(entry.sent.median) if entry.sent else NOTHING
+    if entry.sent is None or not knows_sent(entry):
+        return NOTHING
+    return amounts.size(entry.sent.median) + ("\nshared memory" if shares_memory(entry) else "")
 
 
 def _staleness(entry: Entry) -> str:

@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from hocket.compare import amounts
+from hocket.compare import amounts, summary
 from hocket.compare.results import Comparison, Entry, Spread, Target
+
+_EQUAL = 0.005  # what differs by less of itself is the same
+
+
+@dataclass(frozen=True)
+class Measure:
+    """By what strategies are compared.
+
+    Attributes:
+        value: Of the repeats; None where it is not known.
+        text: A value with its unit.
+        rises: Whether more is better.
+        did: ``took``, ``made``.
+    """
+
+    value: Callable[[Entry], Spread | None]
+    text: Callable[[float], str]
+    rises: bool
+    did: str
+
+    def times(self, own: Spread, other: Spread) -> float:
+        """How many times as fast ``own`` is."""
+        better, worse = (own, other) if self.rises else (other, own)
+        return better.median / worse.median if worse.median else math.inf
+
+    def best(self, entries: list[Entry]) -> Entry | None:
+        """Of those of which it is known."""
+        known = [(spread.median, entry) for entry in entries if (spread := self.value(entry))]
+        return (max if self.rises else min)(known, key=lambda pair: pair[0])[1] if known else None
+
+
+_TO_TARGET = Measure(lambda entry: entry.time_to_target, amounts.seconds, rises=False, did="took")
+_SPEED = Measure(lambda entry: entry.speed, lambda value: f"{amounts.plain(value)} samples/s", rises=True, did="made")
+_TIME = Measure(summary.whole_time, amounts.seconds, rises=False, did="took")
 
 
 def of(comparison: Comparison) -> str:
-    """By time to the target, or by throughput where there is none."""
+    """By time to the target, or by throughput where there is none, or by time alone."""
     if not any(entry.good for entry in comparison.entries):
         return "Every run failed." if any(entry.failure for entry in comparison.entries) else "No run has ended yet."
-    said = _by_target(comparison, comparison.target) if comparison.target else _by_speed(comparison)
+    said = _by_target(comparison, comparison.target) if comparison.target else _without_target(comparison)
     more = f" {comparison.missing} runs are still to be made." if comparison.missing > 1 else ""
     more = " One run is still to be made." if comparison.missing == 1 else more
     return said + more
@@ -20,93 +56,120 @@ def of(comparison: Comparison) -> str:
 
 def called(entry: Entry) -> str:
     """``mirrored on 4 workers``."""
-    return "one worker" if entry.workers == 1 else f"{entry.strategy} on {entry.workers} workers"
+    return "one worker" if entry.workers == 1 else f"{amounts.line(entry.strategy)} on {entry.workers} workers"
 
 
 def winner(comparison: Comparison) -> Entry | None:
     """Of all but the baseline; what reached the target in each repeat comes before what did so now and then."""
+    others = [entry for entry in comparison.entries if entry.workers > 1]
     if comparison.target is None:
-        fast = [entry for entry in comparison.entries if entry.workers > 1 and entry.speed]
-        return max(fast, key=lambda entry: _median(entry.speed), default=None)
-    timed = [entry for entry in comparison.entries if entry.workers > 1 and entry.time_to_target]
-    always = [entry for entry in timed if _always(entry)]
-    return min(always or timed, key=lambda entry: _median(entry.time_to_target), default=None)
+        return _measure(comparison).best(others)
+    timed = [entry for entry in others if entry.time_to_target]
+    return _TO_TARGET.best([entry for entry in timed if _always(entry)] or timed)
+
+
+def _measure(comparison: Comparison) -> Measure:
+    return _TIME if summary.is_time_alone(comparison) else _SPEED
 
 
 def _always(entry: Entry) -> bool:
     return len(entry.reached) == len(entry.results)
 
 
+def _often(entry: Entry) -> str:
+    return f"in {len(entry.reached)} of {len(entry.results)} repeats"
+
+
 def _by_target(comparison: Comparison, target: Target) -> str:
-    goal = f"{target.metric} {amounts.metric(target.value)}"
-    best = winner(comparison)
-    baseline = comparison.baseline
+    goal = f"{amounts.line(target.metric)} {amounts.wanted(target.value)}"
+    best, baseline = winner(comparison), comparison.baseline
     one = baseline.time_to_target if baseline else None
-    if best is None and one is None:
-        return f"No run reached {goal}.{_nearest(comparison, target)}"
-    if best is None and one is not None:
-        return f"Only one worker reached {goal}: {amounts.seconds(one.median)}."
-    assert best is not None and best.time_to_target is not None
-    time = best.time_to_target
-    sometimes = "" if _always(best) else f" (in {len(best.reached)} of {len(best.results)} repeats)"
-    if one is None:
-        alone = "one worker did not reach it" if baseline and baseline.good else "there is no time of one worker"
-        first = f"{called(best)} reached {goal} first{sometimes}: {amounts.seconds(time.median)}; {alone}."
-    elif time.median >= one.median:
-        first = (
-            f"Nothing beat one worker, which reached {goal} in {amounts.seconds(one.median)}; the best of the others,"
-            f" {called(best)}{sometimes}, took {amounts.seconds(time.median)}."
-        )
-    else:
-        first = (
-            f"{called(best)} reached {goal} first{sometimes}: {amounts.seconds(time.median)},"
-            f" {_times(one.median / time.median)} one worker ({amounts.seconds(one.median)})."
-        )
-    always = [entry for entry in comparison.entries if entry.workers > 1 and _always(entry)]
-    return first + _doubt(best, comparison, always, lambda entry: entry.time_to_target, amounts.seconds)
-
-
-def _by_speed(comparison: Comparison) -> str:
-    best = winner(comparison)
-    one = comparison.baseline.speed if comparison.baseline else None
     if best is None:
-        alone = f" One worker made {_speed(one.median)}." if one else ""
-        return f"There is no speed of more than one worker to compare.{alone}"
-    assert best.speed is not None
-    if one and one.median >= best.speed.median:
+        if baseline is None or one is None:
+            return f"No run reached {goal}.{_nearest(comparison, target)}"
+        sometimes = "" if _always(baseline) else f" ({_often(baseline)})"
+        return f"Only one worker reached {goal}{sometimes}: {amounts.seconds(one.median)}."
+    assert best.time_to_target is not None
+    name, time = called(best), best.time_to_target
+    took = amounts.seconds(time.median)
+    sometimes = "" if _always(best) else f" ({_often(best)})"
+    always = [entry for entry in comparison.entries if entry.workers > 1 and _always(entry)]
+    if baseline is None or one is None:
+        alone = "one worker did not reach it" if baseline and baseline.good else "there is no time of one worker"
+        return f"{name} reached {goal} first{sometimes}: {took}; {alone}." + _doubt(best, None, always, _TO_TARGET)
+    alone = amounts.seconds(one.median)
+    if _always(best) and not _always(baseline):
+        first = f"{name} reached {goal} in every repeat: {took}; one worker did so {_often(baseline)} ({alone})."
+        return first + _doubt(best, None, always, _TO_TARGET)
+    if _always(baseline) and not _always(best):
+        return (
+            f"Nothing beat one worker, which reached {goal} in every repeat: {alone}; the best of the others, {name},"
+            f" did so {_often(best)} ({took})."
+        )
+    times = _TO_TARGET.times(time, one)
+    if abs(times - 1) < _EQUAL:
+        first = f"{name} reached {goal}{sometimes} as fast as one worker: {took}."
+        return first + _doubt(best, None, always, _TO_TARGET)
+    if times < 1:
         first = (
-            f"Nothing beat one worker, which made {_speed(one.median)}; the best of the others, {called(best)}, made"
-            f" {_speed(best.speed.median)}."
+            f"Nothing beat one worker, which reached {goal} in {alone}; the best of the others, {name}{sometimes}, took"
+            f" {took}."
         )
     else:
-        faster = f", {_times(best.speed.median / one.median)} one worker ({_speed(one.median)})" if one else ""
-        first = f"{called(best)} is fastest: {_speed(best.speed.median)}{faster}."
-    first += _doubt(
-        best, comparison, [e for e in comparison.entries if e.workers > 1], lambda entry: entry.speed, amounts.plain
-    )
+        first = f"{name} reached {goal} first{sometimes}: {took}, {_times(times)} one worker ({alone})."
+    return first + _doubt(best, baseline, always, _TO_TARGET)
+
+
+def _without_target(comparison: Comparison) -> str:
+    first = _by(_measure(comparison), comparison)
+    wanted: str = getattr(comparison, "wanted", "")
+    if wanted:
+        return f"{first} No run has reported a value by which --until {amounts.line(wanted)} could be judged."
     if not comparison.metrics:
         return first  # a note says that this is all that is known
-    return f"{first} No target was given: --until {comparison.metrics[0]}=VALUE compares the time to it."
+    return f"{first} No target was given: --until {amounts.line(comparison.metrics[0])}=VALUE compares the time to it."
 
 
-def _doubt(
-    best: Entry,
-    comparison: Comparison,
-    others: list[Entry],
-    value: Callable[[Entry], Spread | None],
-    text: Callable[[float], str],
-) -> str:
-    """Who else may be as good, where there are repeats enough to tell."""
-    own, baseline = value(best), comparison.baseline
-    if own is None:
+def _by(measure: Measure, comparison: Comparison) -> str:
+    best, baseline = winner(comparison), comparison.baseline
+    one, text = measure.value(baseline) if baseline else None, measure.text
+    own = measure.value(best) if best else None
+    if best is None or own is None:
+        alone = f" One worker {measure.did} {text(one.median)}." if one else ""
+        return f"There is no run of more than one worker to compare.{alone}"
+    others = [entry for entry in comparison.entries if entry.workers > 1]
+    if one is None:
+        return f"{called(best)} is fastest: {text(own.median)}." + _doubt(best, None, others, measure)
+    times = measure.times(own, one)
+    if abs(times - 1) < _EQUAL:
+        first = f"{called(best)} is as fast as one worker: {text(own.median)}."
+        return first + _doubt(best, None, others, measure)
+    if times < 1:
+        first = (
+            f"Nothing beat one worker, which {measure.did} {text(one.median)}; the best of the others, {called(best)},"
+            f" {measure.did} {text(own.median)}."
+        )
+    else:
+        first = f"{called(best)} is fastest: {text(own.median)}, {_times(times)} one worker ({text(one.median)})."
+    return first + _doubt(best, baseline, others, measure)
+
+
+def _doubt(best: Entry, baseline: Entry | None, others: list[Entry], measure: Measure) -> str:
+    """Who else may be as good, where there are repeats enough to tell (if not, a note says so).
+
+    Args:
+        best: Who may not be.
+        baseline: None where it is known already how the two compare.
+        others: Who may be, and ``best``.
+        measure: By what.
+    """
+    own, one = measure.value(best), measure.value(baseline) if baseline else None
+    if own is None or max(len(entry.good) for entry in (best, *others, *([baseline] if baseline else []))) == 1:
         return ""
-    if max(len(entry.good) for entry in comparison.entries) == 1:
-        return ""  # a note says so
-    one = value(baseline) if baseline else None
     if one and _overlap(own, one):
-        both = f"{text(own.lowest)} to {text(own.highest)} and {text(one.lowest)} to {text(one.highest)}"
-        return f" Their repeats overlap ({both}), so this may be chance."
-    equal = [called(o) for o in others if o is not best and (spread := value(o)) and _overlap(own, spread)]
+        own_range, its = (f"{measure.text(s.lowest)} to {measure.text(s.highest)}" for s in (own, one))
+        return f" Their repeats overlap ({own_range} and {its}), so this may be chance."
+    equal = [called(o) for o in others if o is not best and (spread := measure.value(o)) and _overlap(own, spread)]
     if not equal:
         return ""
     listed = equal[0] if len(equal) == 1 else f"{', '.join(equal[:-1])} and {equal[-1]}"
@@ -114,8 +177,12 @@ def _doubt(
 
 
 def _nearest(comparison: Comparison, target: Target) -> str:
-    """Who came nearest."""
-    values = [(spread.median, e) for e in comparison.entries if (spread := e.last(target.metric))]
+    """Who came nearest; what has gone to NaN or to infinity is nowhere near."""
+    values = []
+    for entry in comparison.entries:
+        last = [run.curves[target.metric][-1].value for run in entry.good if run.curves.get(target.metric)]
+        if spread := Spread.of([value for value in last if math.isfinite(value)]):
+            values.append((spread.median, entry))
     if not values:
         return ""
     value, entry = (max if target.rises else min)(values, key=lambda pair: pair[0])
@@ -126,14 +193,6 @@ def _overlap(a: Spread, b: Spread) -> bool:
     return a.lowest <= b.highest and b.lowest <= a.highest
 
 
-def _median(spread: Spread | None) -> float:
-    assert spread is not None
-    return spread.median
-
-
 def _times(value: float) -> str:
-    return f"{amounts.plain(value, 2)} times as fast as"
-
-
-def _speed(value: float) -> str:
-    return f"{amounts.plain(value)} samples/s"
+    """Three digits where two would say that nothing has changed."""
+    return f"{amounts.plain(value, 3 if value < 1.1 else 2)} times as fast as"

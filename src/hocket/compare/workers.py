@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CURVE = 60  # points of a fitted law
+_TITLE = 23  # letters above a panel that has another one beside it
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,13 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
     """Speed-up and efficiency where there are several worker counts, and the trade-off where there is a target."""
     found, known = [], scalings(comparison)
     if known:
-        rows = (len(known) + 1) // 2
         found.append(
             Picture(
                 "speed-up",
                 "speed-up against workers",
                 "Samples a second over those of one worker: on the thin line each worker would add as much as the"
                 " first. The laws are fitted to all repeats.",
-                110 + 140 * rows if len(known) > 1 else 310,
+                110 + 140 * math.ceil(len(known) / _columns(known)) if len(known) > 1 else 310,
                 lambda figure, colours: _speed_up(figure, colours, known, looks),
                 leads=True,
             )
@@ -77,7 +78,7 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
                 "Speed-up for each worker: 100 % means that nothing is lost by working together.",
                 250 + axes.legend_height(["ideal", *(short(one.strategy, 40) for one in known)]),
                 lambda figure, colours: _efficiency(figure, colours, known, looks),
-                _says(known),
+                (*unlike(comparison), *_says(known, doubted=bool(unlike(comparison)))),
             )
         )
     timed = [entry for entry in comparison.entries if entry.time_to_target]
@@ -96,23 +97,54 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
     return found
 
 
-def _says(known: Sequence[Scaling]) -> tuple[str, ...]:
+def unlike(comparison: Comparison) -> list[str]:
+    """Why the speed-ups are not those of ever more workers of one kind, which the laws are about, in sentences."""
+    found: list[str] = []
+    threads: dict[int, set[int]] = {}
+    for entry in comparison.entries:
+        told = [result.told for result in entry.good if result.told.get("device", "cpu") == "cpu"]
+        for each in told:
+            if isinstance(count := each.get("threads"), int):
+                threads.setdefault(entry.workers, set()).add(count)
+    one, several = threads.pop(1, set()), dict(sorted(threads.items()))
+    if one and any(own != one for own in several.values()):
+        others = ", ".join(f"each of {workers} workers {_range(own)}" for workers, own in several.items())
+        found.append(
+            f"Not like with like: one worker had {_range(one)} thread{'' if one == {1} else 's'}, {others}; --threads 1"
+            " compares like with like"
+        )
+    cores, network = comparison.about.get("cores", ""), comparison.about.get("network", "one host")
+    most = max((entry.workers for entry in comparison.entries if entry.speed), default=0)
+    is_here = network == "one host" or " of a rig" in network  # whose hosts share the cores of this machine
+    if is_here and cores.isdecimal() and several and most > int(cores):
+        shared = f"{cores} core{'s' if int(cores) > 1 else ''}"
+        found.append(f"{most} workers shared {shared}: with more than {cores}, none can be as fast as the first")
+    return found
+
+
+def _range(counts: set[int]) -> str:
+    return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+
+
+def _says(known: Sequence[Scaling], *, doubted: bool) -> tuple[str, ...]:
     """What the laws say of each strategy, and how far to trust them."""
     found = []
+    if doubted:
+        found.append("So the laws, below, tell about this machine, not how much of the work is serial")
     for one in known:
         if one.amdahl is None or one.gunther is None:
-            found.append(f"{one.strategy}: {scaling.reason_not_to_fit((count, 1.0) for count in one.counts)}")
             continue
+        amdahl = "by Amdahl's law, taken at its word, " if doubted else "by Amdahl's law, "
         gunther = f"; by Gunther's, {one.gunther.says()}" if one.gunther.settling > 0 else ""
-        found.append(f"{one.strategy}: by Amdahl's law, {one.amdahl.says()}{gunther}")
+        found.append(f"{one.strategy}: {amdahl}{one.amdahl.says()}{gunther}")
     if any(len(one.counts) == 2 for one in known):
         found.append("Two worker counts are few to tell a law by: a third would show whether it holds")
     return tuple(found)
 
 
 def _speed_up(figure: Figure, colours: Colours, known: Sequence[Scaling], looks: Looks) -> None:
-    columns = min(2, len(known))
-    rows = (len(known) + columns - 1) // columns
+    columns = _columns(known)
+    rows = math.ceil(len(known) / columns)
     plots = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     most = max(max(one.counts) for one in known)
     highest = max(spread.highest for one in known for spread in one.speed_ups)
@@ -131,7 +163,7 @@ def _speed_up(figure: Figure, colours: Colours, known: Sequence[Scaling], looks:
                 xs, ys, color=colours["ink"], lw=1.2, ls=(0, (5, 2)), label="Amdahl's law", gid=f"amdahl-{number}"
             )
         _points(plot, colours, looks, one, list(one.speed_ups), 1.0, joined=False, label="measured", ids=number)
-        plot.set_title(short(one.strategy, 26), loc="left")
+        plot.set_title(short(one.strategy, _TITLE if columns > 1 else 48), loc="left")
         axes.worker_counts(plot, [1, *(count for each in known for count in each.counts)], gap=0.14)
         plot.set_ylim(0, max(highest * 1.1, min(most, highest * 1.4)))
         axes.numbers(plot.yaxis, ticks=4)
@@ -143,6 +175,11 @@ def _speed_up(figure: Figure, colours: Colours, known: Sequence[Scaling], looks:
     for number in range(len(known), rows * columns):
         plots[number // columns][number % columns].set_visible(False)
     axes.legend(figure, plots[0][0])
+
+
+def _columns(known: Sequence[Scaling]) -> int:
+    """Long names need the whole width."""
+    return 2 if len(known) > 1 and max(len(one.strategy) for one in known) <= _TITLE else 1
 
 
 def _efficiency(figure: Figure, colours: Colours, known: Sequence[Scaling], looks: Looks) -> None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hocket import config as configuration
+from hocket import spans
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
@@ -123,6 +124,8 @@ def _train_together(
             functools.partial(_alone, runtime.communicator, model, optimizer, elsewhere)
             for optimizer, elsewhere in groups
         ]
+        if spans.are_kept():
+            runtime.wake()
         return
     for optimizer, elsewhere in groups:
         spread = runtime.communicator.on_host is not runtime.communicator or any(p.is_cuda for p in model.parameters())

@@ -287,7 +287,7 @@ def init() -> None:
         config = Config()  # a data-loader process that runs the script again is no worker
     _have_stacks_printed()
     sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
-    if config.timeline and config.launched:
+    if config.timeline:
         _keep_spans(config, sink)
     sink.put(Stage("joining"))
     with spans.span(spans.WAIT, "join the other workers"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ from hocket.launch import (
     rig_cli,
     runs_cli,
     scripts,
+    streams,
     supervisor,
     trace_cli,
 )
@@ -168,15 +169,20 @@ def version() -> None:
 
 
 def main() -> None:
-    """The entry point: a wrong use is one line and status 2."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # workers may write what this terminal cannot show
+    """A wrong use is one line and status 2, and so is an output that cannot be written; Ctrl-C is status 130."""
     try:
-        app()
+        streams.prepare()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where it can still be said that it fails
+    except streams.Unwritable as error:
+        sys.exit(streams.end(error))
     except HocketError as error:
-        print(f"hocket: {error}", file=sys.stderr)
+        streams.say(f"hocket: {error}")
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def _refuse_without_hosts(flags: dict[str, object]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from hocket.observe.clock import Clock
+
 
 @dataclass(eq=False)
 class Member:
@@ -93,9 +95,9 @@ class Crew(ABC):
     def end(self) -> Iterator[Chunk]:
         """Kill whatever is left of the job, everywhere; give out what was still to be read."""
 
-    def ahead(self, host: str) -> float:
-        """By how many seconds the monotonic clock of ``host`` is ahead of this process's, as far as it is known."""
-        return 0.0
+    def clock(self, host: str) -> Clock | None:
+        """How the monotonic clock of ``host`` compares with this process's; None if they are the same."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -117,6 +117,7 @@ def _of_both(job: Job, port: int, place: Place | None, base: Mapping[str, str] |
     if place is not None:
         env.update(_of_place(job, place, env))
     env[leftovers.VARIABLE] = job.mark
+    env[leftovers.LAUNCHER] = leftovers.identity()
     for name, value in {"servers": str(job.servers), **job.settings}.items():
         env[config.SETTINGS[name].variable] = value
     return env

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 VARIABLE = "HOCKET_JOB"
+LAUNCHER = "HOCKET_LAUNCHER"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -36,6 +37,20 @@ def find(mark: str, session: int | None = None) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def identity(pid: int | None = None) -> str:
+    """What names a process, or this one, for good: its id as it sees it itself, and when it started; empty if gone.
+
+    It is the same seen from outside of a container, and is not used again as ids are.
+    """
+    folder = Path("/proc", str(pid or "self"))
+    try:
+        status, stat = (folder / "status").read_text(errors="replace"), (folder / "stat").read_bytes()
+    except OSError:
+        return ""
+    own = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), "")
+    return f"{own}@{stat.rpartition(b')')[2].split()[19].decode()}"
 
 
 def adopt_orphans() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import time
@@ -15,10 +14,10 @@ from hocket.launch import frames, leftovers
 from hocket.launch.channel import Channel
 from hocket.launch.frames import Frame
 from hocket.launch.hosts import Host
+from hocket.observe.clock import Clock
 
 _MOST_NOISE = 1 << 16  # bytes that a login may print
 _WORDS = 40  # lines of ssh's that are kept
-_DRIFT = 5e-5  # seconds that two clocks may drift apart in one second
 _PATIENCE = 3.0  # seconds of silence after which an end is not waited for
 
 
@@ -30,7 +29,7 @@ class Link:
         number: Its number in the job.
         hello: What its agent has told of it; empty until it has.
         clock: By how many seconds its clock is ahead of this one's.
-        ahead: The same of its monotonic clock, to half the time of a round trip; see ``Links.compare_clocks``.
+        monotonic: The same of its monotonic clock, if that was asked for; see ``Links.compare_clocks``.
         silent: For how many seconds it has said nothing while it was listened to.
         words: The last lines that ssh, the shell or the agent wrote to their standard error.
         trouble: Why nothing more comes; empty while all is well.
@@ -40,8 +39,8 @@ class Link:
     def __init__(self, host: Host, number: int, command: Sequence[str]) -> None:
         self.host, self.number = host, number
         self.hello: dict[str, Any] = {}
-        self.clock = self.ahead = 0.0
-        self._trip, self._compared = math.inf, 0.0  # seconds of the quickest question after its clock, and when
+        self.clock = 0.0
+        self.monotonic = Clock()
         self.silent = 0.0
         self.words: deque[str] = deque(maxlen=_WORDS)
         self.trouble = ""
@@ -83,7 +82,7 @@ class Link:
             if frame.kind == "hello":
                 self.hello, self.clock = frame.head, float(frame.head.get("time", 0)) - time.time()
             elif frame.kind == "clock":
-                self._compare_clocks(float(frame.head["sent"]), float(frame.head["here"]))
+                self.monotonic.compare(float(frame.head["sent"]), float(frame.head["here"]), time.perf_counter())
             elif frame.kind == "trouble":
                 self.trouble = str(frame.head.get("text"))
             self.is_done = self.is_done or frame.kind == "bye"
@@ -113,13 +112,6 @@ class Link:
             self.process.wait()
         assert self.process.stderr is not None
         self.process.stderr.close()
-
-    def _compare_clocks(self, sent: float, there: float) -> None:
-        """An answer came: the quickest tell the most, but clocks drift, so that older ones count less and less."""
-        now = time.perf_counter()
-        trip = now - sent
-        if trip <= self._trip + (now - self._compared) * _DRIFT:
-            self.ahead, self._trip, self._compared = there - (sent + now) / 2, trip, now
 
     def _skip_noise(self, data: bytes) -> bytes:
         if self._has_begun:

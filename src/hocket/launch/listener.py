@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,8 +57,12 @@ class Listener:
             self._served.take(record)
         elif isinstance(record, Facts | Metrics):
             self._gossip.take(record)
-        if self.timeline is not None and isinstance(record, Spans | Happening):
-            self._draw(self.timeline, member, record)
+        if isinstance(record, Spans | Happening):
+            self._draw(
+                functools.partial(
+                    Timeline.take, role=member.role, number=member.number, host=member.host, record=record
+                )
+            )
         if isinstance(record, Happening) and member.is_server:
             record = replace(record, details={"server": member.number, **record.details})
         if self._recorder is not None:
@@ -65,8 +71,7 @@ class Listener:
     def note(self, name: str, details: dict[str, Any], line: str) -> None:
         """Something that the launcher itself has seen: said on the screen, and written down."""
         self._say(line)
-        if self.timeline is not None:
-            self.timeline.mark(name)
+        self._draw(lambda timeline: timeline.mark(name))
         if self._recorder is not None:
             self._recorder.take(None, Happening(name, details))
 
@@ -115,17 +120,19 @@ class Listener:
         except RecordError as error:
             self._say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
 
-    def _draw(self, timeline: Timeline, member: Member, record: Spans | Happening) -> None:
-        try:
-            write = timeline.take if isinstance(record, Spans) else timeline.note
-            write(member.role, member.number, member.host, record)  # type: ignore[arg-type]
-        except RecordError as error:
-            self._say(f"hocket: the timeline stops here: {error} ({timeline.path})")
+    def _draw(self, write: Callable[[Timeline], None]) -> None:
+        if self.timeline is not None:
+            try:
+                write(self.timeline)
+            except RecordError as error:
+                self._say(f"hocket: the timeline stops here: {error} ({self.timeline.path})")
 
     @staticmethod
     def _say_where(timeline: Timeline) -> str:
         lost = f" ({timeline.lost:,} spans were lost, for want of room)" if timeline.lost else ""
         path = timeline.path
+        if not timeline.is_whole:
+            return f"hocket: the beginning of the timeline is {path}{lost}: hocket trace {path} repairs it"
         return f"hocket: the timeline is {path}{lost}: open it at ui.perfetto.dev, or hocket trace {path}"
 
     def _say(self, line: str) -> None:

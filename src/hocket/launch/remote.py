@@ -14,6 +14,7 @@ from hocket.launch.environment import Job, Place
 from hocket.launch.frames import Frame
 from hocket.launch.link import Link
 from hocket.launch.links import Links
+from hocket.observe.clock import Clock
 
 _END = 4.0  # seconds that agents have to end everything of the job on their hosts
 _INPUT = 1 << 16
@@ -78,8 +79,8 @@ class RemoteCrew(Crew):
             for link, frame in self._links.receive(0.1):
                 yield from self._take(link, frame)
 
-    def ahead(self, host: str) -> float:
-        return next((link.ahead for link, place in self._places.items() if place.name == host), 0.0)
+    def clock(self, host: str) -> Clock | None:
+        return next((link.monotonic for link, place in self._places.items() if place.name == host), None)
 
     def close(self) -> None:
         if not self._is_closed:

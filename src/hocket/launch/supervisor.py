@@ -60,7 +60,7 @@ def run(
         ):
             listener.screen = screen
             if timeline is not None:
-                timeline.ahead = crew.ahead
+                timeline.clock = crew.clock
             outcome = _Supervisor(job, crew, screen, logs, listener, collected.received).watch()
             listener.finish(outcome)
             if outcome.status or summary:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hocket.errors import UsageError
+from hocket.errors import RecordError, UsageError
 from hocket.observe import trace as traces
 from hocket.observe import trace_picture, trace_text
 
@@ -33,8 +34,14 @@ def trace(
     if png is None and (begin is not None or seconds is not None):
         raise UsageError("--from and --seconds are for drawing: add --png timeline.png")
     found = traces.read(file)
-    if found.was_cut:
-        traces.repair(file, found)
+    if found.is_being_written:
+        print(f"hocket: {file} is still being written: this is what there is so far", file=sys.stderr)
+    elif found.was_cut:
+        try:
+            traces.repair(file, found)
+            print(f"hocket: {file} was cut off, and is repaired: {len(found.events):,} events", file=sys.stderr)
+        except RecordError as error:
+            print(f"hocket: {error}", file=sys.stderr)
     if png is not None:
         trace_picture.draw(found, png, begin, seconds)
     if as_json:

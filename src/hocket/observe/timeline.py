@@ -8,8 +8,10 @@ death; only the closing bracket is missing then.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 from hocket.errors import RecordError, UsageError
 from hocket.events import Happening, Spans
+from hocket.observe.clock import Clock
 from hocket.spans import FRAME, SCRIPT
 
 _SERVERS = 1_000_000  # process numbers of servers come after those of all ranks
@@ -25,26 +28,27 @@ _SERVERS = 1_000_000  # process numbers of servers come after those of all ranks
 class Timeline:
     """The timeline of one run.
 
-    ``take`` and ``note`` raise RecordError when it cannot be written to any more; afterwards they do nothing.
+    ``take`` and ``mark`` raise RecordError when it cannot be written to any more; afterwards they do nothing.
 
     Attributes:
         path: Where it is.
-        ahead: By how many seconds the monotonic clock of a host is ahead of this one's.
+        clock: How the monotonic clock of a host compares with this one's; None if they are the same.
         lost: How many spans processes had no room for.
+        is_whole: Whether everything could be written so far.
     """
 
     def __init__(self, path: Path) -> None:
         """Make the file, in place of one that is there; a UsageError says why it cannot be made."""
         if path.suffix != ".json":
             raise UsageError(f"--timeline {path}: must end with .json, for example --timeline out.json")
-        self.path = path
-        self.ahead: Callable[[str], float] = _same_clock
+        self.path, self.is_whole = path, True
+        self.clock: Callable[[str], Clock | None] = _same_clock
         self._origin = time.perf_counter_ns()
         self._tracks: dict[tuple[int, str], int] = {}
         self._lost: dict[int, int] = {}
         self._descriptor: int | None = None
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._descriptor = _open(path)
             self._write(f"[\n{_line(name='hocket', ph='M', pid=0, args={'started': time.time()})}".encode())
         except (OSError, RecordError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -54,8 +58,8 @@ class Timeline:
     def lost(self) -> int:
         return sum(self._lost.values())
 
-    def take(self, role: str, number: int, host: str, record: Spans) -> None:
-        """Write down what a process has done.
+    def take(self, role: str, number: int, host: str, record: Spans | Happening) -> None:
+        """Write down what a process has done, or that something happened there just now.
 
         Args:
             role: ``rank`` or ``server``.
@@ -63,30 +67,18 @@ class Timeline:
             host: Where it is.
             record: What it tells.
         """
-        process = _process(role, number)
+        process = number + 1 if role == "rank" else _SERVERS + number
         lines: list[str] = []
-        self._introduce(process, role, number, host, lines)
-        origin = record.base - self._origin - round(self.ahead(host) * 1e9)
-        heads = []
-        for name, track, kind in record.names:
-            thread = self._thread(process, track, lines)
-            shown = json.dumps(name)[:-1]
-            heads.append((shown, kind == FRAME, f'"cat":"{kind}","ph":"X","pid":{process},"tid":{thread},"ts":'))
-        rows = iter(record.rows)
-        for index, begin, took, which in zip(rows, rows, rows, rows, strict=True):
-            shown, is_numbered, head = heads[index]
-            title = f'{shown} {which}"' if is_numbered and which >= 0 else f'{shown}"'
-            args = f',"args":{{"number":{which}}}' if which >= 0 else ""
-            lines.append(f'{{"name":{title},{head}{(origin + begin) / 1e3:.3f},"dur":{took / 1e3:.3f}{args}}}')
-        self._lost[process] = record.lost
+        if (process, SCRIPT) not in self._tracks:
+            who = {"name": f"{role} {number} on {host}", "role": role, "number": number, "host": host}
+            lines.append(_line(name="process_name", ph="M", pid=process, args=who))
+            lines.append(_line(name="process_sort_index", ph="M", pid=process, args={"sort_index": process}))
+            self._thread(process, SCRIPT, lines)
+        if isinstance(record, Spans):
+            self._spans(process, host, record, lines)
+        else:
+            lines.append(_line(name=record.name, ph="i", s="p", pid=process, tid=1, ts=self._now()))
         self._append(lines)
-
-    def note(self, role: str, number: int, host: str, record: Happening) -> None:
-        """Write down that something happened in a process, just now."""
-        process = _process(role, number)
-        lines: list[str] = []
-        self._introduce(process, role, number, host, lines)
-        self._append([*lines, _line(name=record.name, ph="i", s="p", pid=process, tid=1, ts=self._now())])
 
     def mark(self, name: str) -> None:
         """Write down that the launcher has seen something, just now."""
@@ -99,13 +91,23 @@ class Timeline:
                 self._write(b"\n]\n")
             self._close()
 
-    def _introduce(self, process: int, role: str, number: int, host: str, lines: list[str]) -> None:
-        if (process, SCRIPT) in self._tracks:
-            return
-        who = {"name": f"{role} {number} on {host}", "role": role, "number": number, "host": host}
-        lines.append(_line(name="process_name", ph="M", pid=process, args=who))
-        lines.append(_line(name="process_sort_index", ph="M", pid=process, args={"sort_index": process}))
-        self._thread(process, SCRIPT, lines)
+    def _spans(self, process: int, host: str, record: Spans, lines: list[str]) -> None:
+        heads = []
+        for name, track, kind in record.names:
+            thread = self._thread(process, track, lines)
+            shown = json.dumps(name)[:-1]
+            heads.append((shown, kind == FRAME, f'"cat":"{kind}","ph":"X","pid":{process},"tid":{thread},"ts":'))
+        rows, clock = iter(record.rows), self.clock(host)
+        for index, since, took, which in zip(rows, rows, rows, rows, strict=True):
+            shown, is_numbered, head = heads[index]
+            title = f'{shown} {which}"' if is_numbered and which >= 0 else f'{shown}"'
+            args = f',"args":{{"number":{which}}}' if which >= 0 else ""
+            begin, end = record.base + since, record.base + since + took
+            if clock is not None:
+                begin, end = round(clock.here(begin / 1e9) * 1e9), round(clock.here(end / 1e9) * 1e9)
+            at, length = (begin - self._origin) / 1e3, (end - begin) / 1e3
+            lines.append(f'{{"name":{title},{head}{at:.3f},"dur":{length:.3f}{args}}}')
+        self._lost[process] = record.lost
 
     def _thread(self, process: int, track: str, lines: list[str]) -> int:
         thread = self._tracks.get((process, track))
@@ -128,6 +130,7 @@ class Timeline:
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
+            self.is_whole = False
             self._close()
             raise RecordError(error.strerror or str(error)) from None
 
@@ -137,13 +140,25 @@ class Timeline:
             self._descriptor = None
 
 
-def _process(role: str, number: int) -> int:
-    """The number of a process in the file."""
-    return number + 1 if role == "rank" else _SERVERS + number
+def _same_clock(_: str) -> None:
+    return None
 
 
-def _same_clock(_: str) -> float:
-    return 0.0
+def _open(path: Path) -> int:
+    """A file for this run alone; it stays locked until it is closed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise RecordError("it is no plain file")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecordError("another run is writing it") from None
+        os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _line(**fields: Any) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,11 +82,13 @@ class Trace:
     Attributes:
         events: As they are in the file.
         was_cut: Whether its end is missing.
+        is_being_written: Whether that is so because the run goes on.
     """
 
     events: list[dict[str, Any]]
     processes: list[Process]
     was_cut: bool
+    is_being_written: bool = False
 
     @property
     def ranks(self) -> list[Process]:
@@ -95,27 +98,48 @@ class Trace:
 def read(path: Path) -> Trace:
     """Read the timeline in ``path``; what is whole in a file that was cut off."""
     try:
-        text = path.read_bytes().decode(errors="replace")
+        with path.open("rb") as file:
+            is_being_written = _is_locked(file.fileno())
+            text = file.read().decode(errors="replace")
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from None
-    events, was_cut = _parse(path, text)
-    named = any(event.get("name") == "hocket" and event.get("ph") == "M" for event in events)
+    try:
+        events, was_cut = _parse(path, text)
+        named = any(event.get("name") == "hocket" and event.get("ph") == "M" for event in events)
+        processes = _processes(events) if named else []
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise RecordError(f"{path} is damaged: {error!r}; make a new one with hocket run --timeline") from None
     if not named:
         raise RecordError(f"{path} is no timeline of Hocket: make one with hocket run --timeline {path.name}")
-    return Trace(events, _processes(events), was_cut)
+    return Trace(events, processes, was_cut, is_being_written and was_cut)
 
 
 def repair(path: Path, trace: Trace) -> None:
     """Complete a file that was cut off, in one go: it is either as it was, or whole."""
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            lines = (json.dumps(event, separators=(",", ":"), ensure_ascii=False) for event in trace.events)
+        with temporary.open("x", encoding="utf-8") as file:
+            lines = (json.dumps(event, separators=(",", ":")) for event in trace.events)
             file.write("[\n" + ",\n".join(lines) + "\n]\n")
-        Path(file.name).chmod(path.stat().st_mode & 0o777)
-        os.replace(file.name, path)  # noqa: PTH105
+        temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
     except OSError as error:
-        Path(file.name).unlink(missing_ok=True)
-        raise RecordError(f"{path} cannot be repaired: {error.strerror}") from None
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise RecordError(f"{path} was cut off, and cannot be repaired: {error.strerror}") from None
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether a launcher holds it, to write."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no locks there
+    return False
 
 
 def _parse(path: Path, text: str) -> tuple[list[dict[str, Any]], bool]:

@@ -30,9 +30,11 @@ def draw(trace: Trace, path: Path, begin: float | None = None, seconds: float | 
     except ImportError:
         raise UsageError("drawing needs matplotlib: pip install 'hocket[report]', or leave out --png") from None
     start, end = _window(trace, begin, seconds)
-    rows = [(f"{process.name}\n{track}" if track != SCRIPT else process.name, list(process.spans(track)))
-            for process in trace.processes for track in process.tracks]  # fmt: skip
-    rows = [(name, [s for s in spans if s.kind != FRAME and s.end > start and s.begin < end]) for name, spans in rows]
+    rows = [
+        (process.name if track == SCRIPT else f"{process.name}\n{track}", _inside(outer, start, end))
+        for process in trace.processes
+        for track, outer in process.tracks.items()
+    ]
     rows = [row for row in rows if row[1]][:_MOST_ROWS]
     if not rows:
         raise UsageError(f"there is nothing between {start:.3f} s and {end:.3f} s: choose other --from and --seconds")
@@ -41,15 +43,19 @@ def draw(trace: Trace, path: Path, begin: float | None = None, seconds: float | 
         axes = figure.subplots()
         used: dict[str, str] = {}
         for y, (_, spans) in enumerate(rows):
-            for span in spans:  # outer before inner, so that inner ones are on top
-                word, colour = _look(span)
-                used.setdefault(word, colour)
-                left, right = max(span.begin, start), min(span.end, end)
-                hatch = "////" if span.kind == WAIT else None
-                axes.broken_barh(
-                    [((left - start) * 1e3, (right - left) * 1e3)], (y - 0.4, 0.8), facecolor=colour, edgecolor="white",
-                    linewidth=0.3, hatch=hatch,
-                )  # fmt: skip
+            for depth in sorted({depth for depth, _ in spans}):  # outer before inner, so that inner ones are on top
+                bars: dict[tuple[str, str, bool], list[tuple[float, float]]] = {}
+                for span in (each for at, each in spans if at == depth):
+                    left, right = max(span.begin, start), min(span.end, end)
+                    bars.setdefault((*_look(span), span.kind == WAIT), []).append(
+                        ((left - start) * 1e3, (right - left) * 1e3)
+                    )
+                for (word, colour, waits_), ranges in bars.items():
+                    used.setdefault(word, colour)
+                    axes.broken_barh(
+                        ranges, (y - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.3,
+                        hatch="////" if waits_ else None,
+                    )  # fmt: skip
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlim(0, (end - start) * 1e3)
@@ -62,6 +68,16 @@ def draw(trace: Trace, path: Path, begin: float | None = None, seconds: float | 
             figure.savefig(path)
         except (OSError, ValueError) as error:
             raise UsageError(f"--png {path}: {error}; name a .png file that can be written") from None
+
+
+def _inside(spans: list[Span], begin: float, end: float, depth: int = 0) -> list[tuple[int, Span]]:
+    """Those between two times, with how deep they are inside of others."""
+    found = []
+    for span in spans:
+        if span.end > begin and span.begin < end:
+            found += [(depth, span)] if span.kind != FRAME else []
+            found += _inside(span.inner, begin, end, depth + 1)
+    return found
 
 
 def _look(span: Span) -> tuple[str, str]:
@@ -83,4 +99,5 @@ def _window(trace: Trace, begin: float | None, seconds: float | None) -> tuple[f
     if seconds is None:
         three = [span for span in batches if span.begin >= begin][:3]
         seconds = (three[-1].end if three else last) - begin
-    return begin, begin + max(seconds, 1e-6)
+    latest = max(span.end for rank in ranks for span in rank.script)
+    return begin, min(begin + max(seconds, 1e-6), max(latest, begin + 1e-6))

@@ -17,12 +17,12 @@ def numbers(trace: Trace) -> dict[str, Any]:
     """All that ``lines`` says, as plain data; times in seconds."""
     ranks = {}
     for process in trace.ranks:
-        travelling, covered = waits.hidden(process)
+        travelling, covered = waits.hidden(trace, process)
         begin, end = waits.training(process)
         ranks[process.name] = {
             "host": process.host,
             "training": end - begin,
-            "shares": waits.shares(process),
+            "shares": waits.shares(trace, process),
             "communication beside the script": travelling,
             "of which hidden": covered,
         }
@@ -31,7 +31,7 @@ def numbers(trace: Trace) -> dict[str, Any]:
         "events": len(trace.events),
         "ranks": ranks,
         "waits": [{"who": who, "for": whom, "seconds": s} for (who, whom), s in waits.waits(trace).items()],
-        "computing in a batch": waits.slowest(trace),
+        "work in a batch": waits.slowest(trace),
         "gaps": [vars(gap) for gap in waits.gaps(trace)],
         "spans": {
             name: {"count": len(found), "seconds": sum(found), "longest": max(found)} for name, found in _by_name(trace)
@@ -42,8 +42,6 @@ def numbers(trace: Trace) -> dict[str, Any]:
 def lines(trace: Trace, file: Path) -> Iterator[str]:
     """What a person is told."""
     spans = [span for process in trace.processes for span in process.spans()]
-    if trace.was_cut:
-        yield f"{file} was cut off, and has been repaired: {len(trace.events):,} events are whole."
     if not spans:
         yield f"{file}: there are no spans in it. Does the script call hocket.init()?"
         return
@@ -71,7 +69,7 @@ def _shares(trace: Trace) -> Iterator[str]:
     yield "Where the time of training went"
     for process in trace.ranks[:_MOST_RANKS]:
         begin, end = waits.training(process)
-        found = waits.shares(process)
+        found = waits.shares(trace, process)
         whole = max(end - begin, 1e-9)
         parts = ", ".join(f"{seconds / whole:.0%} {word}" for word, seconds in found.items())
         yield f"  {process.name:<9} {time(end - begin):>9}: {parts}"
@@ -80,7 +78,7 @@ def _shares(trace: Trace) -> Iterator[str]:
 
 
 def _hidden(trace: Trace) -> Iterator[str]:
-    found = [waits.hidden(process) for process in trace.ranks]
+    found = [waits.hidden(trace, process) for process in trace.ranks]
     travelling, covered = sum(each[0] for each in found), sum(each[1] for each in found)
     yield ""
     yield "What was hidden"
@@ -112,7 +110,7 @@ def _slowest(trace: Trace) -> Iterator[str]:
     ratio = found[first] / found[last] if found[last] else 1.0
     equal = "; they are about equally fast" if ratio < 1.05 else ""
     yield (
-        f"  {first} computes {time(found[first])} in a batch (median), {last} {time(found[last])}: {ratio:.2f}×{equal}"
+        f"  {first} works {time(found[first])} for a batch (median), {last} {time(found[last])}: {ratio:.2f}×{equal}"
     )
 
 

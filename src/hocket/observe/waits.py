@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hocket.observe.trace import Process, Span, Trace
-from hocket.spans import COMPUTE, DATA, EXCHANGE, FRAME, MEETING, SCRIPT, WAIT
+from hocket.spans import COMPUTE, DATA, EXCHANGE, FRAME, MEETING, SCRIPT, WAIT, WAIT_FOR
 
 _SHARES = {COMPUTE: "computing", EXCHANGE: "exchanging", WAIT: "waiting", DATA: "getting batches"}
-_LATE = " is late"
+_FOR_ONE = re.compile(rf"{WAIT_FOR} (rank \d+)")
+_AT_SERVER = re.compile(r"(rank \d+) waits for (rank \d+)")
 
 Interval = tuple[float, float]
 
@@ -33,62 +37,76 @@ class Gap:
     before: str
 
 
-def shares(process: Process) -> dict[str, float]:
+def shares(trace: Trace, process: Process) -> dict[str, float]:
     """Seconds of each kind, of the time between the first batch and the last; ``other`` is the script's own code."""
-    begin, end = training(process)
+    window = training(process)
     found = dict.fromkeys(_SHARES.values(), 0.0)
+    pieces: list[Interval] = []  # of exchanges
     for span in process.spans(SCRIPT):
-        if span.kind in _SHARES and span.begin >= begin and span.end <= end:
-            found[_SHARES[span.kind]] += span.own
-    found["other"] = max(0.0, end - begin - sum(found.values()))
+        if span.kind in _SHARES and span.end > window[0] and span.begin < window[1]:
+            own = _both(_pieces(span), [window])
+            found[_SHARES[span.kind]] += _length(own)
+            pieces += own if span.kind == EXCHANGE else []
+    held = _length(_both(union(pieces), _held(trace, process)))
+    found["exchanging"] -= held
+    found["waiting"] += held
+    found["other"] = max(0.0, window[1] - window[0] - sum(found.values()))
     return found
 
 
 def training(process: Process) -> Interval:
-    """From the beginning of the first batch to the end of the last."""
-    frames = [span for span in process.spans(SCRIPT) if span.kind == FRAME]
-    every = frames or list(process.spans(SCRIPT))
-    return (min(s.begin for s in every), max(s.end for s in every)) if every else (0.0, 0.0)
+    """From the beginning of the first batch to the end of the last; without batches, of what was computed."""
+    spans = list(process.spans(SCRIPT))
+    frames = [span for span in spans if span.kind == FRAME] or [span for span in spans if span.kind == COMPUTE] or spans
+    return (min(s.begin for s in frames), max(s.end for s in frames)) if frames else (0.0, 0.0)
 
 
-def hidden(process: Process) -> tuple[float, float]:
+def hidden(trace: Trace, process: Process) -> tuple[float, float]:
     """Seconds in which tensors travelled beside the script, and how many of these it computed meanwhile."""
     beside = [span for name in process.tracks if name != SCRIPT for span in process.spans(name)]
     travelling = union([(span.begin, span.end) for span in beside if span.kind == EXCHANGE])
+    travelling = _without(travelling, _held(trace, process))
     computing = union([piece for span in process.spans(SCRIPT) if span.kind == COMPUTE for piece in _pieces(span)])
     return _length(travelling), _length(_both(travelling, computing))
 
 
 def waits(trace: Trace) -> dict[tuple[str, str], float]:
-    """Seconds that one process has waited for another, by their names, the longest first."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    """Seconds of its training that one rank has waited for another, by their names, the longest first."""
+    windows = {process.name: training(process) for process in trace.ranks}
+    found: defaultdict[tuple[str, str], list[Interval]] = defaultdict(list)
     meetings: dict[tuple[str, int], list[tuple[Process, Span]]] = {}
     for process in trace.ranks:
         for span in process.spans():
             if span.name == MEETING:
                 meetings.setdefault((process.host, span.number), []).append((process, span))
-            elif span.name.endswith(_LATE):
-                found[process.name, span.name.removesuffix(_LATE)] += span.seconds
+            elif one := _FOR_ONE.fullmatch(span.name):
+                found[process.name, one[1]].append((span.begin, span.end))
     for met in meetings.values():
         last, arrival = max(met, key=lambda each: each[1].begin)
         for process, span in met:
             if process is not last:
-                found[process.name, last.name] += max(0.0, min(arrival.begin, span.end) - span.begin)
-    for process in trace.processes:
-        for span in process.spans():
-            if process.role == "server" and span.kind == WAIT:
-                found[span.name.removesuffix(" waits for others"), f"other ranks at {process.name}"] += span.seconds
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+                found[process.name, last.name].append((span.begin, min(arrival.begin, span.end)))
+    for who, whom, span in _at_servers(trace):
+        found[who, whom].append((span.begin, span.end))  # of several servers at the same time, once
+    seconds = {
+        (who, whom): _length(_both(union(intervals), [windows[who]]))
+        for (who, whom), intervals in found.items()
+        if who in windows
+    }
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def slowest(trace: Trace) -> dict[str, float]:
-    """Median seconds that each rank computes in a batch, the slowest first."""
+    """Median seconds that a batch takes each rank, waiting and exchanging left out; the slowest first."""
     found = {}
     for process in trace.ranks:
-        batches = [span for span in process.spans(SCRIPT) if span.kind == FRAME]
-        busy = [sum(s.own for s in batch.walk() if s.kind == COMPUTE) for batch in batches]
-        if busy:
-            found[process.name] = statistics.median(busy)
+        held = _held(trace, process)
+        idle = union([p for s in process.spans(SCRIPT) if s.kind in (WAIT, EXCHANGE) for p in _pieces(s)] + held)
+        batches = [(span.begin, span.end) for span in process.spans(SCRIPT) if span.kind == FRAME]
+        if batches:
+            found[process.name] = statistics.median(
+                end - begin - _length(_both([(begin, end)], _near(idle, begin, end))) for begin, end in batches
+            )
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
@@ -120,6 +138,25 @@ def union(intervals: list[Interval]) -> list[Interval]:
     return merged
 
 
+def _at_servers(trace: Trace) -> Iterator[tuple[str, str, Span]]:
+    """Who was held back by a server, for whom, and when."""
+    for process in trace.processes:
+        if process.role == "server":
+            for span in process.spans():
+                if match := _AT_SERVER.match(span.name):
+                    yield match[1], match[2], span
+
+
+def _held(trace: Trace, process: Process) -> list[Interval]:
+    """When servers held a rank back."""
+    return union([(span.begin, span.end) for who, _, span in _at_servers(trace) if who == process.name])
+
+
+def _near(intervals: list[Interval], begin: float, end: float) -> list[Interval]:
+    """Those, of some in order, that a time may overlap with."""
+    return intervals[max(0, bisect_left(intervals, (begin,)) - 1) : bisect_left(intervals, (end,))]
+
+
 def _pieces(span: Span) -> list[Interval]:
     """The parts of a span that are not within others."""
     pieces, at = [], span.begin
@@ -142,6 +179,20 @@ def _both(first: list[Interval], second: list[Interval]) -> list[Interval]:
             i += 1
         else:
             j += 1
+    return found
+
+
+def _without(first: list[Interval], second: list[Interval]) -> list[Interval]:
+    """What is in the first, and not in the second; both in order."""
+    found = []
+    for begin, end in first:
+        at = begin
+        for start, stop in _near(second, begin, end):
+            if start > at:
+                found.append((at, min(start, end)))
+            at = max(at, stop)
+        if end > at:
+            found.append((at, end))
     return found
 
 

@@ -66,7 +66,7 @@ class Client:
         )
         end = time.perf_counter()
         self.waited += end - begin
-        spans.add(spans.WAIT, "wait for all workers at server 0", begin, end, number=self._meetings)
+        spans.add(spans.WAIT, "wait for all workers", begin, end, number=self._meetings)
         return answers.split(found)
 
     @property

@@ -212,9 +212,8 @@ class Table:
             raise JobError(f"{name} failed on a server, see its output: {type(error).__name__}: {error}") from error
         finally:
             self.busy += self._clock() - begin
-            whose = "of all ranks" if len(contributions) > 1 else f"of rank {contributions[0].rank}"
-            name = f"update with the gradient{'s' if len(contributions) > 1 else ''} {whose}"
-            spans.add(spans.SERVE, name, began, time.perf_counter(), track="updates")
+            whose = "several ranks" if len(contributions) > 1 else f"rank {contributions[0].rank}"
+            spans.add(spans.SERVE, f"update for {whose}", began, time.perf_counter(), track="updates")
 
     def _update(self, counted: Sequence[Contribution]) -> None:
         clip = self.terms.clip if self.terms.is_collected else None
@@ -235,9 +234,9 @@ class Table:
     def _wait(self, rank: int | None, missing: Callable[[], list[int]], note: Note, *, patience: float | None) -> None:
         """Sleep while anybody is missing; whoever still is after ``patience`` is excused, and then not to be missed."""
         wait = Wait(self._condition, self._timeout, self._clock, note, "push a gradient")
-        began, waits = time.perf_counter(), False
+        began, late = time.perf_counter(), list[int]()
         while ranks := missing():
-            waits = True
+            late = ranks
             if patience is not None and wait.seconds >= patience:
                 for each in ranks:
                     self.pace.excuse(each)
@@ -247,10 +246,9 @@ class Table:
                 wait.sleep(ranks, patience)
         if rank is not None:
             self.tallies[rank].waited += wait.seconds
-            if waits:
-                spans.add(
-                    spans.WAIT, f"rank {rank} waits for others", began, time.perf_counter(), track=f"for rank {rank}"
-                )
+            if late:
+                name = f"rank {rank} waits for rank {late[0]}" + (" and others" if len(late) > 1 else "")
+                spans.add(spans.WAIT, name, began, time.perf_counter(), track=f"for rank {rank}")
 
     def _work(self, copy: Callable[[], None]) -> None:
         begin = self._clock()

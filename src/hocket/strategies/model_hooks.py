@@ -13,6 +13,8 @@ from torch import nn
 from hocket import spans
 from hocket.strategies.collector import Collector
 
+_DEEPEST = 100
+
 
 class ModelHooks:
     """Hooks on ``model``; a copy of the model, or a pickled one, carries hooks that do nothing."""
@@ -20,11 +22,10 @@ class ModelHooks:
     before_forward: Callable[[], None] | None = None
     """Called before a forward pass."""
 
-    _began = 0.0  # the forward pass
-
     def __init__(self, model: nn.Module, collector: Collector) -> None:
         self._hooked = {id(module) for module in model.modules()}
         self._collector = collector
+        self._began: list[float] = []  # forward passes, of which a model may have several within each other
         model.register_forward_pre_hook(self.before)
         model.register_forward_hook(self.after)
 
@@ -51,14 +52,18 @@ class ModelHooks:
             self._collector.begin()
             if self.before_forward is not None:
                 self.before_forward()
-            self._began = time.perf_counter()
+            if len(self._began) > _DEEPEST:  # of passes that raised
+                self._began.clear()
+            self._began.append(time.perf_counter())
 
     def after(self, module: nn.Module, _: object, output: object) -> None:
         # Under reentrant checkpointing all parameters may get their gradients in inner backward passes; the hook
         # on the output runs in the outer one.
         if id(module) not in self._hooked or torch.compiler.is_compiling():
             return
-        spans.add(spans.COMPUTE, "forward" if module.training else "evaluate", self._began, time.perf_counter())
+        if self._began:
+            name = "forward" if module.training else "evaluate"
+            spans.add(spans.COMPUTE, name, self._began.pop(), time.perf_counter())
         if torch.is_grad_enabled():
             for tensor in _tensors(output):
                 if tensor.grad_fn is not None:

@@ -41,9 +41,9 @@ class Counters:
 
     def wait(self, count: int, ranks: range, what: Description) -> None:
         """Until it is; raises as ``Gate.meet`` does."""
-        begin = time.perf_counter() if spans.are_kept() else 0.0
         spins, waiting = _SPINS, None
         for rank in ranks:
+            begin, slept = time.perf_counter(), False
             while (self._words[rank * 16] - count) & 0xFFFFFFFF >= 1 << 31:
                 spins -= 1
                 if spins < 0:
@@ -52,6 +52,8 @@ class Counters:
                         time.monotonic(),
                         lambda r: r not in ranks or (self._words[r * 16] - count) & 0xFFFFFFFF < 1 << 31,
                     )
+                    slept = True
                     self._gate.sleep(rank, waiting, self._words, self._address, self._asleep)
-        if begin and waiting is not None:
-            spans.add(spans.WAIT, "wait for ranks of this host", begin, time.perf_counter())
+            if slept:
+                name = f"{spans.WAIT_FOR} rank {self._gate.numbers[rank]}"
+                spans.add(spans.WAIT, name, begin, time.perf_counter())

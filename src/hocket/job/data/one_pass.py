@@ -53,6 +53,8 @@ class Pass:
                 return
             given = time.perf_counter()
             spans.add(spans.DATA, "next batch", begin, given)
-            yield item
-            if training:
-                spans.add(spans.FRAME, "batch", given, time.perf_counter(), number=self.batches)
+            try:
+                yield item
+            finally:  # also of a loop that was left
+                if training:
+                    spans.add(spans.FRAME, "batch", given, time.perf_counter(), number=self.batches)

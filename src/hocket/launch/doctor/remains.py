@@ -22,8 +22,7 @@ def check(folder: str, is_here: bool) -> list[Finding]:
 
 def _processes() -> Finding:
     """Processes of jobs whose launcher, or agent, is gone."""
-    marked = _marked()
-    lost = sorted(pid for pid in marked if _is_orphan(pid, marked))
+    lost = sorted(pid for pid, launcher in _marked().items() if _is_orphan(pid, launcher))
     if not lost:
         return ok("leftovers", "no process of an earlier job")
     listed = " ".join(map(str, lost[:20])) + (" …" if len(lost) > 20 else "")
@@ -31,23 +30,35 @@ def _processes() -> Finding:
     return note("leftovers", seen, f"look at them with ps, then kill {listed}")
 
 
-def _marked() -> dict[int, int]:
-    """The parents of all processes that carry the mark of some job, by process."""
+def _marked() -> dict[int, str]:
+    """The launchers of all processes that carry the mark of some job and the name of its launcher, by process."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        values = _bytes(entry / "environ").split(b"\0")
-        if any(value.startswith(f"{leftovers.VARIABLE}=".encode()) for value in values):
-            fields = _bytes(entry / "stat").rpartition(b")")[2].split(None, 2)
-            if len(fields) > 1 and fields[0] != b"Z":
-                found[int(entry.name)] = int(fields[1])
+        pairs = (value.partition(b"=") for value in _bytes(entry / "environ").split(b"\0"))
+        values = {name: value.decode(errors="replace") for name, _, value in pairs}
+        if leftovers.VARIABLE.encode() in values and values.get(leftovers.LAUNCHER.encode()):
+            found[int(entry.name)] = values[leftovers.LAUNCHER.encode()]
     return found
 
 
-def _is_orphan(pid: int, marked: dict[int, int]) -> bool:
-    """Whether the first above it that is none of the job's is no launcher: workers are its children."""
-    while pid in marked:
-        pid = marked[pid]
-    return b"hocket" not in _bytes(Path(f"/proc/{pid}/cmdline")) and b"python" not in _bytes(Path(f"/proc/{pid}/comm"))
+def _is_orphan(pid: int, launcher: str) -> bool:
+    """Whether none of those above it is its launcher, which adopts all of the job's that lose their parent.
+
+    What has adopted it since may be anything, in a container also a Python or another launcher.
+    """
+    fields = _stat(pid)
+    if not fields or fields[0] == b"Z":
+        return False  # it has ended meanwhile
+    while len(fields) > 1 and (pid := int(fields[1])):
+        if leftovers.identity(pid) == launcher:
+            return False
+        fields = _stat(pid)
+    return True
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The state of a process, its parent, and more."""
+    return _bytes(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()
 
 
 def _shm() -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hocket.launch.doctor.pairs import Way
 
 _MARKS: dict[State, str] = {"ok": "✓", "note": "•", "wrong": "✗"}
 _WORDS: dict[State, str] = {"ok": "ok", "note": "note", "wrong": "WRONG"}
+_MOST_NAMES, _MOST_SEEN, _WIDTH = 30, 120, 100  # characters: of hosts in their column, of a line, of a list beneath
 _PLAIN = str.maketrans({"→": "->", "µ": "u", "–": "-", "±": "+-", "×": "x", "…": "..."})
 
 
@@ -22,40 +24,63 @@ def text(findings: Sequence[Finding], ways: Sequence[Way], encoding: str | None)
     except (UnicodeError, LookupError):
         marks, table = _WORDS, _PLAIN
     wide = max(map(len, marks.values()))
-    findings = merged(findings)
-    hosts = max((len(found.host) for found in findings), default=0)
-    names = max((len(found.name) for found in findings), default=0)
+    rows = merged(findings)
+    columns = max((len(found.host) for found, _ in rows), default=0)
+    names = max((len(found.name) for found, _ in rows), default=0)
+    beneath = " " * (wide + 4)
     lines = []
-    for found in findings:
-        host = f"{found.host:<{hosts}}  " if hosts else ""
-        lines.append(f"{marks[found.state]:<{wide}}  {host}{found.name:<{names}}  {found.seen}".rstrip())
+    for found, left_out in rows:
+        host = f"{found.host:<{columns}}  " if columns else ""
+        seen, listed = _without_list(found.seen)
+        lines.append(f"{marks[found.state]:<{wide}}  {host}{found.name:<{names}}  {seen}".rstrip())
+        lines += _wrapped(listed, beneath)
+        if left_out and found.state != "ok":
+            lines += _wrapped(f"on {', '.join(left_out)}", beneath)
         if found.remedy:
-            lines.append(f"{'':{wide}}    → {found.remedy}")
+            lines.append(f"{beneath}→ {found.remedy}")
     measured = pairs.matrix(ways)
     lines += ["", *measured] if measured else []
     lines += ["", closing(findings)]
     return "\n".join(lines).translate(table)
 
 
-def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """What is the same on several hosts as one finding, with the names of all; host by host, then what is between."""
+def merged(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
+    """What is the same on several hosts once; host by host, then what is between.
+
+    Returns:
+        Findings with their hosts in few characters, and these hosts in full where not all names are among them.
+    """
     known = list(dict.fromkeys(found.host for found in findings if found.host))
     same: dict[Finding, list[str]] = {}
     for found in findings:
         same.setdefault(found.at(""), []).append(found.host)
-    placed: list[tuple[int, Finding]] = []
+    placed: list[tuple[int, Finding, list[str]]] = []
     for found, hosts in same.items():
-        if hosts == [""]:
-            placed.append((len(known) + 1, found))
+        joined = ",".join(hosts)
+        if not hosts[0]:
+            placed.append((len(known) + 1, found, []))
         elif len(hosts) == len(known) > 1:
-            placed.append((0, found.at(f"all {len(known)}")))
+            placed.append((0, found.at(f"all {len(known)}"), []))
+        elif len(hosts) > 1 and len(joined) > _MOST_NAMES:
+            placed.append((1 + known.index(hosts[0]), found.at(f"{hosts[0]} and {len(hosts) - 1} more"), hosts))
         else:
-            placed.append((1 + known.index(hosts[0]), found.at(",".join(hosts))))
-    return [found for _, found in sorted(placed, key=lambda entry: entry[0])]
+            placed.append((1 + known.index(hosts[0]), found.at(joined), []))
+    return [(found, hosts) for _, found, hosts in sorted(placed, key=lambda entry: entry[0])]
+
+
+def _without_list(seen: str) -> tuple[str, str]:
+    """A line that is too long, cut at its colon: a list of things follows there."""
+    head, colon, rest = seen.partition(": ")
+    return (f"{head}:", rest) if colon and len(seen) > _MOST_SEEN else (seen, "")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+                         break_on_hyphens=False)  # fmt: skip
 
 
 def closing(findings: Sequence[Finding]) -> str:
-    """How many things are wrong or worth a look, in a sentence."""
+    """How many things are wrong or worth a look, in a sentence; what is so on three hosts is three things."""
     wrong, notes = count(findings, "wrong"), count(findings, "note")
     if not wrong and not notes:
         return "All is well."
