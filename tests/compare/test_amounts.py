@@ -16,7 +16,7 @@ from hocket.compare import amounts
         (amounts.plain(-0.001234), "−0.00123"),
         (amounts.plain(3e-9), "3e−09"),
         (amounts.plain(-1.25e300), "−1.25e+300"),
-        (amounts.given(1e-7), "1e−07"),
+        (amounts.given(1e-7), "1e-07"),
         (amounts.given(0.97125), "0.97125"),
         (amounts.plain(math.nan), "NaN"),
         (amounts.plain(9.999), "10"),

@@ -53,9 +53,8 @@ def test_what_went_to_nan_is_not_nearest() -> None:
 
 
 def test_a_wanted_target_that_could_not_be_judged() -> None:
-    found, wanting = made(repeats=1, target=None), made(repeats=1, target=None)
-    object.__setattr__(wanting, "wanted", "q=0.001")
-    said = verdict.of(wanting)
+    found = made(repeats=1, target=None)
+    said = verdict.of(dataclasses.replace(found, wanted="q=0.001"))
     assert said.endswith("No run has reported a value by which --until q=0.001 could be judged.")
     assert "No target was given" not in said and "No target was given" in verdict.of(found)
 

@@ -32,18 +32,13 @@ def plain(value: float, digits: int = 3, zeros: bool = False) -> str:
 
 
 def given(value: float) -> str:
-    """A number that a user has written, such as a target: all of its digits."""
-    return f"{value:.10g}".replace("-", "−")
+    """A number that a user has written, such as a target: all of its digits, as they are typed."""
+    return f"{value:.10g}"
 
 
 def metric(value: float) -> str:
     """A value of a metric: four digits, as 0.9512 and 0.9549 are not the same."""
     return plain(value, 4)
-
-
-def wanted(value: float) -> str:
-    """A target's value, as it was typed."""
-    return f"{value:g}"
 
 
 def line(text: str) -> str:

@@ -64,9 +64,8 @@ def draw(figure: Figure, colours: Colours, looks: Looks, entries: Sequence[Entry
         plot.spines["left"].set_visible(number == 0)  # names may reach over the others
         _panel(plot, colours, looks, entries, panel, (WIDTH - 30) / len(panels) - 10, f"{number}-")
     for row, entry in enumerate(entries):
-        most = 52
         plots[0].annotate(
-            short(entry.name, most),
+            short(entry.name, 49),
             (0, row + _NAME),
             xycoords=("axes fraction", "data"),
             xytext=(2, 0),

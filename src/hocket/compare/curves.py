@@ -167,7 +167,7 @@ def _target(plot: Axes, colours: Colours, target: Target) -> None:
     """Its name stands where no curve has been yet: at the left, on the side of what is good enough."""
     plot.axhline(target.value, color=colours["ink"], lw=1, ls=(0, (4, 3)), gid="target")
     plot.annotate(
-        f"target {amounts.wanted(target.value)}",
+        f"target {amounts.given(target.value)}",
         (0, target.value),
         xycoords=("axes fraction", "data"),
         xytext=(3, 3 if target.rises else -3),

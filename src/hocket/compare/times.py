@@ -22,7 +22,7 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
 
 def _time_to_target(comparison: Comparison, looks: Looks) -> list[Picture]:
     target, entries = comparison.target, comparison.entries
-    goal = f"{amounts.line(target.metric)} {amounts.wanted(target.value)}" if target else "the target"
+    goal = f"{amounts.line(target.metric)} {amounts.given(target.value)}" if target else "the target"
     times = [entry.time_to_target for entry in entries]
     unit, name = _unit(times)
     why = [_why_not(entry) for entry in entries]

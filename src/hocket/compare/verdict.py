@@ -81,7 +81,7 @@ def _often(entry: Entry) -> str:
 
 
 def _by_target(comparison: Comparison, target: Target) -> str:
-    goal = f"{amounts.line(target.metric)} {amounts.wanted(target.value)}"
+    goal = f"{amounts.line(target.metric)} {amounts.given(target.value)}"
     best, baseline = winner(comparison), comparison.baseline
     one = baseline.time_to_target if baseline else None
     if best is None:
@@ -122,9 +122,10 @@ def _by_target(comparison: Comparison, target: Target) -> str:
 
 def _without_target(comparison: Comparison) -> str:
     first = _by(_measure(comparison), comparison)
-    wanted: str = getattr(comparison, "wanted", "")
-    if wanted:
-        return f"{first} No run has reported a value by which --until {amounts.line(wanted)} could be judged."
+    if comparison.wanted:
+        return (
+            f"{first} No run has reported a value by which --until {amounts.line(comparison.wanted)} could be judged."
+        )
     if not comparison.metrics:
         return first  # a note says that this is all that is known
     return f"{first} No target was given: --until {amounts.line(comparison.metrics[0])}=VALUE compares the time to it."

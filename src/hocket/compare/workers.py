@@ -163,7 +163,7 @@ def _speed_up(figure: Figure, colours: Colours, known: Sequence[Scaling], looks:
                 xs, ys, color=colours["ink"], lw=1.2, ls=(0, (5, 2)), label="Amdahl's law", gid=f"amdahl-{number}"
             )
         _points(plot, colours, looks, one, list(one.speed_ups), 1.0, joined=False, label="measured", ids=number)
-        plot.set_title(short(one.strategy, _TITLE if columns > 1 else 48), loc="left")
+        plot.set_title(short(one.strategy, _TITLE if columns > 1 else 46), loc="left")
         axes.worker_counts(plot, [1, *(count for each in known for count in each.counts)], gap=0.14)
         plot.set_ylim(0, max(highest * 1.1, min(most, highest * 1.4)))
         axes.numbers(plot.yaxis, ticks=4)
