@@ -11,9 +11,9 @@ from hocket.spans import COMPUTE, DATA, EXCHANGE, FRAME, SCRIPT, SERVE, WAIT
 
 _COLOURS = {  # of Okabe and Ito, which the colour-blind can tell apart
     "forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73",
-    COMPUTE: "#56B4E9", EXCHANGE: "#E69F00", WAIT: "#D55E00", DATA: "#CC79A7", SERVE: "#009E73",
+    COMPUTE: "#999999", EXCHANGE: "#E69F00", WAIT: "#D55E00", DATA: "#CC79A7", SERVE: "#009E73",
 }  # fmt: skip
-_WORDS = {EXCHANGE: "exchange", WAIT: "waiting", DATA: "getting a batch", SERVE: "a server's update"}
+_WORDS = {COMPUTE: "other work", EXCHANGE: "exchange", WAIT: "waiting", DATA: "getting a batch", SERVE: "a server's update"}
 _MOST_ROWS = 24
 
 
