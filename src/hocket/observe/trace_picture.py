@@ -13,7 +13,9 @@ _COLOURS = {  # of Okabe and Ito, which the colour-blind can tell apart
     "forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73",
     COMPUTE: "#999999", EXCHANGE: "#E69F00", WAIT: "#D55E00", DATA: "#CC79A7", SERVE: "#009E73",
 }  # fmt: skip
-_WORDS = {COMPUTE: "other work", EXCHANGE: "exchange", WAIT: "waiting", DATA: "getting a batch", SERVE: "a server's update"}
+_WORDS = {
+    COMPUTE: "other work", EXCHANGE: "exchange", WAIT: "waiting", DATA: "getting a batch", SERVE: "a server's update",
+}  # fmt: skip
 _MOST_ROWS = 24
 
 
