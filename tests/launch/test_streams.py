@@ -48,6 +48,19 @@ def test_a_reader_that_has_left(unbuffered: str) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("where", ["> /dev/full", "2> /dev/full", "> /dev/full 2>&1"])
+def test_a_job_goes_on_without_room_for_its_output(tmp_path: Path, where: str) -> None:
+    script = (
+        "import sys\nfor _ in range(3):\n    print('out')\n    print('error', file=sys.stderr)\nopen('done', 'w')\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    status, out, said = shell(f"cd {tmp_path}; {HOCKET} run -n 1 --no-record script.py {where}")
+    assert status == 0 and (tmp_path / "done").exists(), said
+    assert out.count("out") == (0 if where.startswith("> ") else 3)
+    lines = [line for line in said.splitlines() if "The job goes on" in line]
+    assert len(lines) == (1 if where == "> /dev/full" else 0), said
+
+
 def test_a_job_without_input_and_errors(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print('read', sys.stdin.read())\n")
     status, out, said = shell(f"{HOCKET} run -n 1 --no-record {tmp_path}/script.py <&- 2>&-")

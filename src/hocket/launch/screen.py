@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from hocket.launch import streams
 from hocket.launch.crew import Member
 from hocket.observe.progress import Pace
 
@@ -53,10 +54,10 @@ class PlainScreen:
         self._next = time.monotonic() + _PLAIN_EVERY
 
     def line(self, member: Member, text: str, *, error: bool) -> None:
-        print(f"[{_mark(member)}] {text}", file=sys.stderr if error else sys.stdout, flush=True)
+        streams.put(f"[{_mark(member)}] {text}", error=error)
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        streams.put(text, error=True)
 
     def status(self, text: str) -> None:
         """A line that overwrites itself is shown when it is finished."""
@@ -111,7 +112,7 @@ class TerminalScreen:
         from rich.text import Text
 
         if not error and not sys.stdout.isatty():
-            print(f"[{_mark(member)}] {text}", flush=True)
+            streams.put(f"[{_mark(member)}] {text}")
             return
         style = "dim" if member.is_server else _COLOURS[member.number % len(_COLOURS)]
         prefix = Text(f"[{_mark(member)}] ", style=style)

@@ -65,6 +65,22 @@ def prepare() -> None:
         )  # fmt: skip
 
 
+def put(text: str, *, error: bool = False) -> None:
+    """Write a line of a job, to the stream for errors or the other one; without room for it, the job goes on.
+
+    Raises:
+        OSError: the reader has gone.
+    """
+    try:
+        print(text, file=sys.stderr if error else sys.stdout, flush=True)
+    except OSError as problem:
+        if isinstance(problem, BrokenPipeError) or (isinstance(problem, Unwritable) and problem.status != 2):
+            raise
+        _give_up(2 if error else 1)
+        if not error:
+            say(f"hocket: {problem}. The job goes on; what it writes there is lost from here on (--log-dir keeps it)")
+
+
 def say(text: str) -> None:
     """The last words, if anybody can hear them."""
     try:
