@@ -159,7 +159,7 @@ def checkpoint(
 @app.command("timeline")
 def timelines(
     workers: _Workers = "2",
-    rounds: _Rounds = 31,
+    rounds: _Rounds = 15,
     models: Annotated[str, typer.Option(help="Of cnn, mlp and narrow, those to measure.")] = "cnn,mlp,narrow",
     as_json: _Json = False,
 ) -> None:
