@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import load
 import pytest
 import torch
 
@@ -38,7 +39,7 @@ def no_folder_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 5 * load.share()
     while left := list(folder.glob("hocket-*")):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.02)
