@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import load
 import numpy as np
 import pytest
 import torch
@@ -39,7 +38,7 @@ def no_folder_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield
-    deadline = time.monotonic() + 5 * load.share()
+    deadline = time.monotonic() + 5
     while left := list(folder.glob("hocket-*")):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.02)
