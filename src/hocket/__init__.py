@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from hocket.job.runtime import size as size
     from hocket.launch.function import launch as launch
     from hocket.strategies.choices import BSP as BSP
-    from hocket.strategies.choices import DMB as DMB
     from hocket.strategies.choices import EASGD as EASGD
     from hocket.strategies.choices import PS as PS
     from hocket.strategies.choices import SSP as SSP
     from hocket.strategies.choices import Asynchronous as Asynchronous
     from hocket.strategies.choices import Central as Central
+    from hocket.strategies.choices import Delayed as Delayed
     from hocket.strategies.choices import DiLoCo as DiLoCo
     from hocket.strategies.choices import Downpour as Downpour
     from hocket.strategies.choices import FullBatch as FullBatch
@@ -57,7 +57,7 @@ __version__ = "0.1.0"
 # Loaded when first used: the command line must not wait for torch.
 _HOMES = {
     "PS": "hocket.strategies.choices",
-    "DMB": "hocket.strategies.choices",
+    "Delayed": "hocket.strategies.choices",
     "EASGD": "hocket.strategies.choices",
     "DiLoCo": "hocket.strategies.choices",
     "FullBatch": "hocket.strategies.choices",

@@ -42,7 +42,7 @@ SETTINGS = {
             "strategy",
             "mirrored",
             (),
-            "How the workers train together: mirrored, central, dmb, full_batch, local_sgd, diloco, easgd, gossip, "
+            "How the workers train together: mirrored, central, delayed, full_batch, local_sgd, diloco, easgd, gossip, "
             "hogwild, or with servers ps, bsp, ssp, asynchronous, softsync, downpour.",
         ),
         Setting("timeout", "1800", (), "Seconds to wait for a rank that is alive but does not arrive."),

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 @pytest.mark.parametrize("hosts", [None, (1, 1), (2, 1)])
-@pytest.mark.parametrize("strategy", ["mirrored", "dmb"])
+@pytest.mark.parametrize("strategy", ["mirrored", "delayed"])
 def test_sums_are_those_of_the_gradients(pool: Pool, strategy: str, hosts: tuple[int, ...] | None) -> None:
     size = sum(hosts or (2,))
     told = pool.run(size, known, strategy, "float32", False, "cuda", hosts=hosts, transport="shared-memory")

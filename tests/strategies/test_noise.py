@@ -20,7 +20,7 @@ from hocket.observe.gradients import GradientSummary
 from hocket.strategies import noise
 from hocket.strategies.noise import Gauge
 
-STRATEGIES = ["mirrored", "central", "central(fused=True)", "dmb"]
+STRATEGIES = ["mirrored", "central", "central(fused=True)", "delayed"]
 WIDTH, STEPS = 40, 9
 
 
@@ -78,7 +78,7 @@ def known(
             optimizer.step()
             optimizer.zero_grad()
             told.append([float(x) * scale for g in gradients for x in g.flatten()])
-        current().strategies[0].settle()  # dmb fetches the last average
+        current().strategies[0].settle()  # delayed fetches the last average
     gauge = current().strategies[0].gauges[0]
     if device != "cpu":
         torch.cuda.synchronize()
@@ -224,7 +224,7 @@ def switching() -> list[tuple[int, int]]:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with every_step():
-        hocket.distribute(model, optimizer, strategy="mirrored -> local_sgd(period=2) @ step 5 -> dmb @ step 7")
+        hocket.distribute(model, optimizer, strategy="mirrored -> local_sgd(period=2) @ step 5 -> delayed @ step 7")
         for _ in range(9):
             model(torch.randn(2, 3)).sum().backward()
             optimizer.step()

@@ -98,7 +98,7 @@ def test_in_the_middle_of_an_accumulation(pool: Pool, at: int) -> None:
     [
         ("local_sgd(period=4) -> mirrored @ step 7", None),  # in the middle of a round
         ("local_sgd(period=4) -> mirrored @ step 7", [2, 1]),
-        ("easgd(period=2) -> diloco(period=6, fragments=2) @ step 3 -> dmb @ step 7 -> mirrored @ step 9", None),
+        ("easgd(period=2) -> diloco(period=6, fragments=2) @ step 3 -> delayed @ step 7 -> mirrored @ step 9", None),
         ("diloco(period=3) -> easgd(period=4) @ epoch 2 -> mirrored @ step 8", None),
     ],
 )

@@ -14,10 +14,10 @@ from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
 from hocket.strategies.choices import (
-    DMB,
     EASGD,
     Central,
     Choice,
+    Delayed,
     DiLoCo,
     Downpour,
     FullBatch,
@@ -28,8 +28,8 @@ from hocket.strategies.choices import (
     Served,
     Switch,
 )
+from hocket.strategies.delayed import DelayedTraining
 from hocket.strategies.diloco import DiLoCoTraining
-from hocket.strategies.dmb import DelayedTraining
 from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.easgd import EASGDTraining
 from hocket.strategies.easgd_served import ServedEASGDTraining
@@ -86,7 +86,7 @@ def build(
     if isinstance(choice, Hogwild):
         assert client is not None
         return HogwildTraining(client, communicator, model, optimizer, members, choice, on_nan)
-    if isinstance(choice, DMB):
+    if isinstance(choice, Delayed):
         return DelayedTraining(communicator, model, optimizer, members, on_nan)
     if isinstance(choice, FullBatch):
         return FullBatchTraining(communicator, model, optimizer, members, choice, on_nan)

@@ -6,7 +6,7 @@ from hocket.errors import StrategyError
 from hocket.strategies.choices.replicas import EASGD, Gossip, Hogwild
 from hocket.strategies.choices.served import Served
 from hocket.strategies.choices.switching import Switch
-from hocket.strategies.choices.synchronous import DMB
+from hocket.strategies.choices.synchronous import Delayed
 from hocket.strategies.choices.text import Choice, write
 
 
@@ -20,7 +20,7 @@ def servers_of(choice: Choice, servers: int) -> int:
 
 def differs_alone(choice: Choice) -> bool:
     """Whether one worker trains in another way than the plain script: gradients are late for it, too."""
-    return isinstance(choice, DMB) or (isinstance(choice, Switch) and DMB() in choice.strategies)
+    return isinstance(choice, Delayed) or (isinstance(choice, Switch) and Delayed() in choice.strategies)
 
 
 def survives_loss(choice: Choice, servers: int) -> bool:

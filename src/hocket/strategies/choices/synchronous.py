@@ -23,10 +23,10 @@ class Central:
 
 
 @dataclass(frozen=True)
-class DMB:
+class Delayed:
     """The gradients of one step travel while those of the next are computed, so that each is applied one step late.
 
-    Distributed mini-batches with delayed gradients (Dekel et al. 2012; Langford et al. 2009).
+    Delayed SGD (Langford et al. 2009).
     """
 
 

@@ -12,14 +12,14 @@ from hocket.errors import StrategyError
 from hocket.strategies.choices.replicas import EASGD, DiLoCo, Gossip, Hogwild, LocalSGD
 from hocket.strategies.choices.served import BSP, PS, SSP, Asynchronous, Downpour, Served, Softsync
 from hocket.strategies.choices.switching import Switch
-from hocket.strategies.choices.synchronous import DMB, Central, FullBatch, Mirrored
+from hocket.strategies.choices.synchronous import Central, Delayed, FullBatch, Mirrored
 
-Choice = Mirrored | Central | DMB | FullBatch | LocalSGD | DiLoCo | EASGD | Gossip | Hogwild | Served | Switch
+Choice = Mirrored | Central | Delayed | FullBatch | LocalSGD | DiLoCo | EASGD | Gossip | Hogwild | Served | Switch
 
 TABLE: dict[str, type[Choice]] = {
     "mirrored": Mirrored,
     "central": Central,
-    "dmb": DMB,
+    "delayed": Delayed,
     "full_batch": FullBatch,
     "local_sgd": LocalSGD,
     "diloco": DiLoCo,
@@ -35,7 +35,7 @@ TABLE: dict[str, type[Choice]] = {
 }
 
 
-_REPLICATED = (Mirrored, DMB, LocalSGD, DiLoCo, EASGD)  # between which a run can switch
+_REPLICATED = (Mirrored, Delayed, LocalSGD, DiLoCo, EASGD)  # between which a run can switch
 
 
 def parse(text: str) -> Choice:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.job.runtime import current
-from hocket.strategies.dmb import DelayedTraining
+from hocket.strategies.delayed import DelayedTraining
 from job.test_checkpoint import train
 
 MOMENTUM = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
@@ -75,13 +75,13 @@ def test_every_gradient_is_applied_one_step_late(
     pool: Pool, workers: int, hosts: list[int] | None, more: dict[str, Any]
 ) -> None:
     case = Case(**more)
-    assert_equal(delayed(case, workers), pool.run(workers, together, case, "dmb", hosts=hosts, check_replicas=1))
+    assert_equal(delayed(case, workers), pool.run(workers, together, case, "delayed", hosts=hosts, check_replicas=1))
 
 
 def test_in_phases(pool: Pool) -> None:
     case = Case(options=MOMENTUM, samples=48)
-    assert_equal(delayed(case, 2), pool.run(2, together, case, "dmb -> mirrored @ epoch 3"))
-    mixed = pool.run(2, together, case, "mirrored -> dmb @ epoch 2 -> local_sgd(period=1) @ epoch 3")
+    assert_equal(delayed(case, 2), pool.run(2, together, case, "delayed -> mirrored @ epoch 3"))
+    mixed = pool.run(2, together, case, "mirrored -> delayed @ epoch 2 -> local_sgd(period=1) @ epoch 3")
     assert_equal(mixed[0], mixed)
     assert not all(map(torch.equal, mixed[0]["parameters"], alone(case, 2)["parameters"]))
 
@@ -90,10 +90,10 @@ def test_in_phases(pool: Pool) -> None:
 def test_a_checkpoint_keeps_the_gradient_that_is_under_way(
     pool: Pool, tmp_path: Path, size: int, hosts: list[int] | None, stop: int
 ) -> None:
-    whole = pool.run(size, train, "shuffled", 0, "dmb", hosts=hosts)
+    whole = pool.run(size, train, "shuffled", 0, "delayed", hosts=hosts)
     settings: dict[str, Any] = {"checkpoint": str(tmp_path), "checkpoint_every": 3, "hosts": hosts}
-    pool.run(size, train, "shuffled", 0, "dmb", stop, **settings)
-    rest = pool.run(size, train, "shuffled", 0, "dmb", **settings)
+    pool.run(size, train, "shuffled", 0, "delayed", stop, **settings)
+    rest = pool.run(size, train, "shuffled", 0, "delayed", **settings)
     assert rest[0][2] == (stop - 2) // 3 * 3  # a step less than batches
     assert [result[1] for result in rest] == [result[1] for result in whole]
 
@@ -103,8 +103,8 @@ def adversarial() -> list[list[float]]:
     torch.manual_seed(0)
     maker, judge = nn.Linear(2, 2).double(), nn.Linear(2, 1).double()
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (maker, judge))
-    hocket.distribute(maker, first, strategy="dmb")
-    hocket.distribute(judge, second, strategy="dmb")
+    hocket.distribute(maker, first, strategy="delayed")
+    hocket.distribute(judge, second, strategy="delayed")
     loader = hocket.distribute(loader=DataLoader(TensorDataset(torch.eye(8, 2).double()), 2))
     for (x,) in loader:
         judge.zero_grad()
@@ -149,7 +149,7 @@ def left_loops() -> list[float]:
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     data = DataLoader(TensorDataset(torch.arange(1.0, 9.0).double().view(-1, 1)), 2)
-    model, optimizer, loader = hocket.distribute(model, optimizer, data, strategy="dmb")
+    model, optimizer, loader = hocket.distribute(model, optimizer, data, strategy="delayed")
     next(iter(loader))
     seen = []
     for _ in range(2):
@@ -175,7 +175,7 @@ def scaled(inf_at: int | None, fused: bool) -> list[list[float]]:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
     loader = DataLoader(TensorDataset(torch.arange(16.0).view(8, 2)), 1)
-    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy="dmb")
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy="delayed")
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     seen = []
     for step, (x,) in enumerate(loader):
@@ -207,7 +207,7 @@ def test_grad_scaler(pool: Pool, fused: bool) -> None:
 def with_nan() -> int:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hocket.distribute(model, optimizer, strategy="dmb")
+    hocket.distribute(model, optimizer, strategy="delayed")
     (strategy,) = current().strategies
     assert isinstance(strategy, DelayedTraining)
     for step in range(4):
@@ -229,7 +229,7 @@ def with_closure() -> list[float]:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    hocket.distribute(model, optimizer, strategy="dmb")
+    hocket.distribute(model, optimizer, strategy="delayed")
     seen = []
     for step in range(3):
 
@@ -251,7 +251,7 @@ def test_closures(pool: Pool) -> None:
 def die_under_way() -> None:
     model = nn.Linear(200, 200)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hocket.distribute(model, optimizer, strategy="dmb")
+    hocket.distribute(model, optimizer, strategy="delayed")
     for step in range(4):
         optimizer.zero_grad()
         model(torch.rand(2, 200)).sum().backward()
@@ -274,7 +274,7 @@ def leave_alone() -> None:
     """A script ends while others do not: what it waits for beside itself does not hold it up."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hocket.distribute(model, optimizer, strategy="dmb")
+    hocket.distribute(model, optimizer, strategy="delayed")
     if hocket.rank() == 0:
         model(torch.rand(2, 2)).sum().backward()
         optimizer.step()
@@ -292,7 +292,7 @@ def test_a_rank_that_fails_leaves_at_once(pool: Pool, hosts: list[int] | None) -
 
 def with_lbfgs() -> None:
     model = nn.Linear(3, 1)
-    hocket.distribute(model, torch.optim.LBFGS(model.parameters()), strategy="dmb")
+    hocket.distribute(model, torch.optim.LBFGS(model.parameters()), strategy="delayed")
 
 
 def test_lbfgs_is_refused(pool: Pool) -> None:
@@ -303,7 +303,7 @@ def test_lbfgs_is_refused(pool: Pool) -> None:
 def resumed_otherwise(folder: str) -> list[str]:
     """What is printed when a checkpoint with a late gradient is loaded by each strategy."""
     said = []
-    for strategy in ("dmb", "dmb", "mirrored"):
+    for strategy in ("delayed", "delayed", "mirrored"):
         model = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         hocket.distribute(model, optimizer, strategy=strategy)
@@ -324,4 +324,4 @@ def resumed_otherwise(folder: str) -> list[str]:
 def test_a_late_gradient_that_is_left_out_is_told(pool: Pool, tmp_path: Path) -> None:
     (first, again, other), silent = pool.run(2, resumed_otherwise, str(tmp_path))
     assert "late" not in first + again + "".join(silent) and "still to be applied" not in again
-    assert "still to be applied by 'dmb'; this strategy leaves it out" in other
+    assert "still to be applied by 'delayed'; this strategy leaves it out" in other

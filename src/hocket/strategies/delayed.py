@@ -1,4 +1,4 @@
-"""``dmb``: the gradients of one step travel while those of the next are computed, and are applied one step late."""
+"""``delayed``: the gradients of one step travel while those of the next are computed, and are applied one step late."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class DelayedTraining(Strategy):
     ) -> None:
         if isinstance(optimizer, LBFGS):
             raise StrategyError(
-                "strategy 'dmb' applies gradients one step late, and LBFGS needs those of where it is: use full_batch"
+                "strategy 'delayed' applies gradients one step late, and LBFGS needs those of where it is: use "
+                "full_batch"
             )
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         self.steps = 0
