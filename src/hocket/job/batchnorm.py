@@ -33,6 +33,8 @@ class SyncBatchNorm(_BatchNorm):
     """
 
     synchronised = True
+    converted_from: type[_BatchNorm] | None = None
+    """What ``sync_batchnorm`` found: plain copies of a distributed model have that."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training or current().config.size == 1:
@@ -93,7 +95,7 @@ def sync_batchnorm(model: Module) -> Module:
     for name, module in found:  # all of them before the first one is changed
         _check(name, module, id(module) in distributed)
     for _, module in found:
-        vars(module).pop("process_group", None)  # of PyTorch's SyncBatchNorm
+        vars(module)["converted_from"] = type(module)
         module.__class__ = SyncBatchNorm
     return model
 

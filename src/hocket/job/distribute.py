@@ -22,6 +22,7 @@ from hocket.events import Facts
 from hocket.job import devices, randomness, rendezvous
 from hocket.job.data.loader import Loader
 from hocket.job.learning_rate import scale_lr as apply_scale
+from hocket.job.plain_copies import copy_plainly
 from hocket.job.replicas import ReplicaCheck
 from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
@@ -111,6 +112,7 @@ def _train_together(
         facts = _describe(runtime.communicator, choice, model, config.servers)
         runtime.sink.put(Facts({**facts, "optimizer": ", ".join(type(each).__name__ for each in optimizers)}))
     runtime.models.append(model)
+    copy_plainly(model, optimizers)
     runtime.counters += [StepCounter(optimizer) for optimizer in optimizers]
     groups = _divide(model, optimizers, set(runtime.parameters))
     runtime.parameters |= {id(p): p for p in model.parameters()}

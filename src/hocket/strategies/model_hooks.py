@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ _DEEPEST = 100
 
 
 class ModelHooks:
-    """Hooks on ``model``; a copy of the model, or a pickled one, carries hooks that do nothing."""
+    """Hooks on ``model``. Copies of the model do not have them: see ``job/plain_copies.py``."""
 
     before_forward: Callable[[], None] | None = None
     """Called before a forward pass."""
@@ -81,18 +80,6 @@ class ModelHooks:
 
     def _arm(self, _: torch.Tensor) -> None:
         self._collector.arm(by_output=True)
-
-    def __deepcopy__(self, _: dict[int, Any]) -> ModelHooks:
-        return _idle_hooks()
-
-    def __reduce__(self) -> tuple[Callable[[], ModelHooks], tuple[()]]:
-        return _idle_hooks, ()
-
-
-def _idle_hooks() -> ModelHooks:
-    hooks = object.__new__(ModelHooks)
-    hooks._hooked = set()
-    return hooks
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ class SparseTables:
 
 
 class _RowHook:
-    """On one embedding; a copy of the model has a hook that does nothing."""
+    """On one embedding."""
 
     def __init__(self, module: nn.Module, table: RowCopy) -> None:
         self._module: nn.Module | None = module
@@ -126,18 +126,6 @@ class _RowHook:
                 whole = torch.empty(weight.shape, dtype=weight.dtype)
                 self._table.pull_all(whole)
                 weight.copy_(whole)
-
-    def __deepcopy__(self, _: dict[int, Any]) -> _RowHook:
-        return _idle_hook()
-
-    def __reduce__(self) -> tuple[Callable[[], _RowHook], tuple[()]]:
-        return _idle_hook, ()
-
-
-def _idle_hook() -> _RowHook:
-    hook = object.__new__(_RowHook)
-    hook._module = None
-    return hook
 
 
 def _gradient(weight: nn.Parameter, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
