@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint types bench clean
+.PHONY: demo test test-all test-bare lint types bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,16 @@ test: $(VENV)/ready
 
 test-all: $(VENV)/ready
 	$(BIN)/python tests/halves.py --all
+
+# What `pip install .` brings must be enough: no extras, and so no numpy.
+$(VENV)-bare/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-bare
+	$(VENV)-bare/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0 setuptools
+	$(VENV)-bare/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable .
+	touch $@
+
+test-bare: $(VENV)-bare/ready
+	$(VENV)-bare/bin/python -W 'ignore:Failed to initialize NumPy' tests/bare.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from hocket.comm.topology import Topology
 from hocket.comm.traffic import Traffic
 from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup
+from hocket.transport.tensor_bytes import view_bytes
 
 
 class Averager(ABC):
@@ -129,7 +130,7 @@ class Communicator(ABC):
 
     def collect(self, data: torch.Tensor, root: int) -> list[torch.Tensor]:
         """The flat bytes of all ranks, on rank ``root``; nothing on others. Lengths may differ."""
-        parts = self.gather_bytes(data.numpy().tobytes())
+        parts = self.gather_bytes(bytes(view_bytes(data)))
         if self.rank != root:
             return []
         return [torch.frombuffer(bytearray(part + b"\0"), dtype=torch.uint8)[:-1] for part in parts]

@@ -17,10 +17,11 @@ import time
 import torch
 
 from hocket.comm.peers import Peers, Sent
-from hocket.comm.rounds import Flats, Kind, as_bytes
+from hocket.comm.rounds import Flats, Kind
 from hocket.errors import DeadlineExceeded
 from hocket.transport import handoff
 from hocket.transport.area import Area, aligned
+from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.wire import Message, Wire, WireError
 
 _EVERY = 1.0  # seconds between two measurements

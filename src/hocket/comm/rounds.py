@@ -27,7 +27,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -37,6 +37,7 @@ import torch
 from hocket import spans
 from hocket.comm.peers import Peers, Sent
 from hocket.errors import DeadlineExceeded
+from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.wire import Message, Wire, WireError
 
 _ASK = 0.05  # seconds after which one asks whether something will come
@@ -337,8 +338,3 @@ class Rounds:
             self._broken.add(rank)
             self._skips.setdefault(self._started, set()).add(rank)
             self._condition.notify_all()
-
-
-def as_bytes(flats: Sequence[torch.Tensor]) -> list[memoryview]:
-    """The memory of flat tensors of the CPU."""
-    return [flat.view(torch.uint8).numpy().data for flat in flats if flat.numel()]

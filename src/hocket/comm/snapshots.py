@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from hocket.comm.peers import Peers
-from hocket.comm.rounds import Flats, Kind, as_bytes
+from hocket.comm.rounds import Flats, Kind
+from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.wire import Message, Wire, WireError
 
 Snapshot = tuple[dict[str, Any], Flats]

@@ -14,6 +14,7 @@ from torch import nn
 
 from hocket.comm.communicator import Communicator
 from hocket.job.randomness import RandomState
+from hocket.transport.tensor_bytes import view_bytes
 
 
 def remember(models: Iterable[nn.Module]) -> Callable[[], None]:
@@ -38,9 +39,7 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
     """A number that differs, almost surely, if any of the tensors does."""
     number = 0
     for tensor in tensors:
-        dense = tensor.detach().contiguous().view(-1)
-        if dense.numel():
-            number = zlib.crc32(dense.view(torch.uint8).cpu().numpy().data, number)
+        number = zlib.crc32(view_bytes(tensor.detach().contiguous().cpu()), number)
     return number
 
 

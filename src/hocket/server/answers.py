@@ -10,13 +10,13 @@ import torch
 
 from hocket.server import states
 from hocket.server.dense import DenseShard
-from hocket.server.desk import as_bytes
 from hocket.server.rows import RowShard
 from hocket.server.service import Service
 from hocket.server.table import Table
 from hocket.server.terms import Definition, Kind, Push
 from hocket.server.waiting import Note
 from hocket.transport.area import Area
+from hocket.transport.tensor_bytes import as_bytes
 
 _MOST_NUMBERS = 1 << 30  # bytes
 _LENGTH = struct.Struct("!IQ")  # of a gathered part: rank, bytes

@@ -16,6 +16,7 @@ from hocket.comm.topology import Topology
 from hocket.errors import StrategyError
 from hocket.server.client import Client
 from hocket.transport.gate import Description
+from hocket.transport.tensor_bytes import view_bytes
 
 _AT_ONCE = 1 << 26  # bytes
 
@@ -105,7 +106,7 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _bytes(flat: torch.Tensor) -> bytes:
-    return flat.detach().contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return bytes(view_bytes(flat.detach().contiguous()))
 
 
 def _like(data: bytes, tensor: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,12 @@ from hocket import spans
 from hocket.errors import UsageError
 from hocket.server import desk, states
 from hocket.server.client import Client
-from hocket.server.desk import as_bytes
 from hocket.server.link import Link
 from hocket.server.placement import Placement
 from hocket.server.shard import Stored
 from hocket.server.terms import Definition, Kind, Push, Rows, Terms
 from hocket.transport.area import Area
+from hocket.transport.tensor_bytes import as_bytes
 
 _AT_ONCE = 1 << 26  # bytes of a table of rows in one message
 

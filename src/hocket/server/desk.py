@@ -59,11 +59,6 @@ def pick(definition: Definition, flats: Sequence[torch.Tensor]) -> list[torch.Te
     return found
 
 
-def as_bytes(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-    """The memory of flat tensors, to be sent from or received into."""
-    return [t.view(torch.uint8).numpy().data for t in tensors if t.numel()]
-
-
 def _allocate(definition: Definition) -> list[torch.Tensor]:
     whole = [torch.empty(count, dtype=_dtype(name), device="meta") for name, count in definition.buckets]
     return [torch.zeros(part.numel(), dtype=part.dtype) for part in pick(definition, whole)]

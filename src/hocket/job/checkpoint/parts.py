@@ -19,6 +19,7 @@ import torch
 from hocket.errors import CheckpointError
 from hocket.job.checkpoint import store
 from hocket.job.checkpoint.tensor_file import Image, Written
+from hocket.transport.tensor_bytes import view_bytes
 
 _POLL = 0.01  # seconds between two looks for the parts of other ranks
 
@@ -68,7 +69,7 @@ def complete(
 
 
 def _write_for(folder: Path, rank: int, content: torch.Tensor) -> Written:
-    data = content.numpy().data
+    data = view_bytes(content)
     store.write_file(folder / _part(rank), data)
     return Written(len(data), zlib.crc32(data))
 

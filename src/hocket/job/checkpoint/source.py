@@ -16,6 +16,7 @@ from hocket.comm.communicator import Communicator
 from hocket.job.checkpoint import store
 from hocket.job.checkpoint.tensor_file import Kind, TensorFile, find_type, name_type
 from hocket.job.packing import Json
+from hocket.transport.tensor_bytes import view_bytes
 
 Tensors = dict[str, torch.Tensor]
 _BATCH = 1 << 22  # bytes of small tensors that travel together
@@ -117,4 +118,4 @@ def _send_text(communicator: Communicator, text: bytes) -> bytes:
     communicator.broadcast(length, 0)
     data = torch.frombuffer(bytearray(text.ljust(int(length), b"\0")), dtype=torch.uint8)
     communicator.broadcast(data, 0)
-    return data.numpy().tobytes()
+    return bytes(view_bytes(data))

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from hocket.errors import UsageError
+from hocket.job.checkpoint import tensor_file
 
 
 def write(folder: Path, name: str, content: Any, tensors: dict[str, torch.Tensor]) -> None:
     """Write ``content`` (see ``hocket.job.packing``) to ``folder``; the JSON appears last, and whole or not at all."""
     if tensors:
-        from safetensors.torch import save_file
-
-        save_file(_apart(tensors), folder / f"{name}.safetensors")
+        whole = _whole(tensors)
+        image = tensor_file.Image(tensor_file.describe(tensors))
+        image.fill(whole)
+        image.write(folder / f"{name}.safetensors", "null")
     unfinished = folder / f"{name}.unfinished"
     unfinished.write_text(json.dumps(content))
     unfinished.replace(folder / f"{name}.json")
@@ -33,17 +35,9 @@ def read(folder: Path, name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     return content, load_file(path)
 
 
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors, each whole and with memory of its own, as the file needs them."""
-    apart = {}
-    seen: set[int] = set()
+def _whole(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise UsageError(f"{name} is a sparse, quantized or meta tensor, which cannot be sent: make it a dense one")
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        storage = plain.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != plain.nbytes:
-            plain = plain.clone()
-        seen.add(plain.untyped_storage().data_ptr())
-        apart[name] = plain
-    return apart
+    tensor_file.check(tensors)
+    return [tensor.detach().cpu().resolve_conj().resolve_neg() for tensor in tensors.values()]
