@@ -182,3 +182,38 @@ def test_mutations_of_a_message_are_a_message_or_refused(
         hear(bytes(genuine), most_body=1 << 20)
     except (WireError, Closed, TimeoutError):
         pass
+
+
+def test_a_descriptor_is_not_given_back_while_a_call_uses_it() -> None:
+    """Under its number there may soon be another file, to which TLS would send its last words."""
+    seen, go = threading.Event(), threading.Event()
+
+    class Slow(socket.socket):
+        def recv_into(self, *args: Any) -> int:  # type: ignore[override]
+            count = super().recv_into(*args)
+            seen.set()
+            assert go.wait(10)
+            return count
+
+    left, right = socket.socketpair()
+    slow = Slow(fileno=right.detach())
+    with left, slow:
+        wire, errors = Wire(slow), []
+
+        def hear() -> None:
+            try:
+                wire.receive()
+            except Closed as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=hear)
+        thread.start()
+        left.send(b"H")
+        assert seen.wait(10)
+        wire.close()
+        assert slow.fileno() >= 0
+        go.set()
+        thread.join()
+        assert slow.fileno() == -1 and len(errors) == 1
+        with pytest.raises(Closed):
+            wire.send(1, 1, {})

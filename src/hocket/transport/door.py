@@ -66,6 +66,7 @@ class Door:
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_PROOF)  # or it could accept at a descriptor that has become another's
         self._listener.close()
         with self._lock:
             for connection in self._strangers:

@@ -11,8 +11,9 @@ import json
 import socket
 import ssl
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,6 +51,10 @@ class Message(NamedTuple):
 class Wire:
     """One end of a connection.
 
+    Threads may use it and close it at the same time. Its descriptor is given back when the last of them is out of its
+    call: OpenSSL still sends an alert when it sees the end of a connection, and under a number that has another file
+    by then these 24 bytes would go into that.
+
     Args:
         connection: Proved; blocking, with or without a timeout.
         most_head: Bytes of a head beyond which a message is refused; ``most_body`` likewise.
@@ -60,6 +65,9 @@ class Wire:
     most_body: int = MOST_BODY
     sent: int = field(default=0, init=False)
     received: int = field(default=0, init=False)
+    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
+    _users: int = field(default=0, init=False)  # calls that are under way
+    _is_closed: bool = field(default=False, init=False)
 
     def send(
         self,
@@ -81,12 +89,8 @@ class Wire:
         if len(text) > self.most_head or length > self.most_body:
             raise WireError(f"a message of {len(text):,} + {length:,} bytes is longer than servers and workers allow")
         header = HEADER.pack(MAGIC, VERSION, kind, 0, generation, sequence, len(text), length)
-        try:
+        with self._use():
             self._send_all([memoryview(header + text), *parts])
-        except TimeoutError:
-            raise
-        except (OSError, ssl.SSLError) as error:
-            raise Closed(f"the connection broke: {error}") from error
         self.sent += len(header) + len(text) + length
 
     def receive(self) -> Message:
@@ -115,9 +119,7 @@ class Wire:
     def receive_into(self, parts: Sequence[memoryview]) -> None:
         """The body of the message that was received last, which must be as long as ``parts`` together."""
         for part in parts:
-            view, done = part.cast("B"), 0
-            while done < view.nbytes:
-                done += self._receive_some(view[done:])
+            self._fill(part.cast("B"))
 
     def receive_bytes(self, count: int) -> bytes:
         """The body of the message that was received last, as bytes."""
@@ -129,9 +131,31 @@ class Wire:
         return self.connection.family == socket.AF_UNIX
 
     def close(self) -> None:
-        """End the connection; whoever waits at it is woken."""
-        hang_up(self.connection)
-        self.connection.close()
+        """End the connection; whoever waits at it is woken, and closes it on the way out."""
+        with self._lock:
+            self._is_closed = True
+            hang_up(self.connection)
+            if not self._users:
+                self.connection.close()
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        """A call on the connection, which stays open until it has returned."""
+        with self._lock:
+            if self._is_closed:
+                raise Closed("the connection was closed here")
+            self._users += 1
+        try:
+            yield
+        except TimeoutError:
+            raise
+        except (OSError, ssl.SSLError) as error:
+            raise Closed(f"the connection broke: {error}") from error
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._is_closed and not self._users:
+                    self.connection.close()
 
     def _send_all(self, parts: list[memoryview]) -> None:
         if isinstance(self.connection, ssl.SSLSocket):
@@ -153,23 +177,19 @@ class Wire:
         data = bytearray()
         while len(data) < count:
             part = bytearray(min(count - len(data), max(_FIRST, len(data))))
-            view, done = memoryview(part), 0
-            while done < len(part):
-                done += self._receive_some(view[done:])
+            self._fill(memoryview(part))
             data += part
         return bytes(data)
 
-    def _receive_some(self, view: memoryview) -> int:
-        try:
-            count = self.connection.recv_into(view)
-        except TimeoutError:
-            raise
-        except (OSError, ssl.SSLError) as error:
-            raise Closed(f"the connection broke: {error}") from error
-        if not count:
-            raise Closed("the other end has closed the connection")
-        self.received += count
-        return count
+    def _fill(self, view: memoryview) -> None:
+        done = 0
+        with self._use():
+            while done < view.nbytes:
+                count = self.connection.recv_into(view[done:])
+                if not count:
+                    raise Closed("the other end has closed the connection")
+                done += count
+                self.received += count
 
 
 def hang_up(connection: socket.socket) -> None:
