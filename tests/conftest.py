@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ SESSION = secrets.token_hex(8)
 os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a test starts
 RIGS = f"t{SESSION[:6]}-"  # with which the names of all rigs of this session begin
 torch.set_num_threads(1)  # here; more of them would wait for each other while workers need the cores
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:  # in the background of a script, or under nohup
+        signal.signal(number, lambda *_: None)  # still ignored here, and the default in what tests start
 KEPT: set[int] = set()  # processes that a fixture keeps for many tests, and ends itself
 MARK = f"HOCKET_TEST_SESSION={SESSION}".encode()
 

@@ -85,3 +85,14 @@ def test_ctrl_c_while_modules_are_imported(tmp_path: Path, ignores: bool) -> Non
         (tmp_path / "fifo").write_text("on")
     _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == ((1, "went on\n") if ignores else (130, ""))
+
+
+def test_what_a_shell_has_it_ignore_does_not_end_a_job(tmp_path: Path) -> None:
+    """In the background of a script SIGINT, and under nohup SIGHUP, are meant for others."""
+    (tmp_path / "script.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    command = f"trap '' INT HUP; exec {HOCKET} run -n 1 --no-record {tmp_path}/script.py"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "[0] ready\n"
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            process.send_signal(number)
+        assert process.wait(30) == 128 + signal.SIGTERM

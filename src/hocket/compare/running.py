@@ -115,14 +115,16 @@ def _new(records: Path, before: set[Path]) -> Path | None:
 def _end(child: subprocess.Popen[bytes], asked: Asked) -> None:
     """Have the launcher end its job, if it still runs; who asks twice hastens it."""
     signals, deadline = len(asked.received), time.monotonic() + _PATIENCE
+    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # in the background of a shell; the launcher does, too
+    number = signal.SIGTERM if ignores else signal.SIGINT
     if child.poll() is None:
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
     while child.poll() is None and time.monotonic() < deadline:
         if select.select([asked], [], [], 0.1)[0]:
             asked.drain()
         if len(asked.received) > signals:
             signals = len(asked.received)
-            child.send_signal(signal.SIGINT)
+            child.send_signal(number)
     if child.poll() is None:
         child.kill()  # its guardian ends the rest
     child.wait()

@@ -27,7 +27,7 @@ from hocket.compare.results import Comparison
 from hocket.compare.running import Interrupted
 from hocket.errors import UsageError
 from hocket.launch import hosts, machine, scripts, ways
-from hocket.launch.signals import Signals
+from hocket.launch.signals import Signals, asking
 from hocket.rig import Rig
 from hocket.rig.rate import parse as parse_rate
 
@@ -199,8 +199,7 @@ def _at_once(signals: Signals) -> Iterator[None]:
         signals.received.append(number)
         raise KeyboardInterrupt
 
-    asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, take) for number in asks}
+    before = {number: signal.signal(number, take) for number in asking()}
     try:
         yield
     finally:

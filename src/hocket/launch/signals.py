@@ -9,8 +9,19 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
+def asking() -> list[signal.Signals]:
+    """Signals that ask for the end of a job: those that this process was started to ignore do not.
+
+    A shell has its background jobs ignore SIGINT, and ``nohup`` SIGHUP: these are meant for others.
+    """
+    asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in asks if signal.getsignal(number) != signal.SIG_IGN]
+
+
 class Signals:
     """While entered, SIGINT, SIGTERM and SIGHUP are collected; they and SIGCHLD make ``fileno()`` readable.
+
+    What is ignored stays so.
 
     It may be entered again by whoever is given it.
 
@@ -40,7 +51,7 @@ class Signals:
         self._reader, self._writer = os.pipe()
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
-        asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        asks = asking()
         self._before = {number: signal.getsignal(number) for number in (*asks, signal.SIGCHLD)}
         for number in asks:
             signal.signal(number, self._take)
