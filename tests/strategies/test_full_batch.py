@@ -18,7 +18,7 @@ WOLFE = {"lr": 1.0, "max_iter": 5, "history_size": 3, "line_search_fn": "strong_
 PLAIN = {"lr": 0.3, "max_iter": 4, "history_size": 3}
 
 
-def train(case: Case, model: nn.Module, optimizer: Any, loader: Any, reduction: str, form: str) -> Any:
+def train(case: Case, model: nn.Module, optimizer: Any, loader: Any, form: str) -> Any:
     """Two steps of a batch optimizer; the parameters, the losses and how often the closure was called."""
     calls, losses = 0, []
 
@@ -26,20 +26,24 @@ def train(case: Case, model: nn.Module, optimizer: Any, loader: Any, reduction: 
         nonlocal calls
         calls += 1
         optimizer.zero_grad()
+        if "penalty before" in form:
+            penalty(model).backward()
         total: Any = 0.0
         for x, y in loader:
             errors = (model(x) - y) ** 2
-            loss = errors.mean() / len(loader) if reduction == "mean" else errors.sum() / case.samples
-            if form != "one backward":
+            loss = errors.sum() / case.samples if "sum" in form else errors.mean() / len(loader)
+            if "one backward" not in form:
                 loss.backward()
                 loss = loss.detach()
-            total = total + (float(loss) if form == "floats" else loss)
-        if form == "one backward":
+            total = total + (float(loss) if "floats" in form else loss)
+        if "one backward" in form:
             total.backward()
+        if "penalty after" in form:
+            penalty(model).backward()
         return total
 
     for _ in range(2):
-        if form == "no closure":
+        if "no closure" in form:
             losses.append(float(closure()))
             optimizer.step()
         else:
@@ -47,48 +51,102 @@ def train(case: Case, model: nn.Module, optimizer: Any, loader: Any, reduction: 
     return [p.detach().clone() for p in model.parameters()], losses, calls
 
 
-def together(case: Case, reduction: str, form: str) -> Any:
+def penalty(model: nn.Module) -> torch.Tensor:
+    return 0.01 * sum((p**2).sum() for p in model.parameters())
+
+
+def together(case: Case, form: str) -> Any:
     model, optimizer, loader = make(case, 1)
-    hocket.distribute(model, optimizer, strategy=f"full_batch(reduction={reduction!r})")
+    hocket.distribute(model, optimizer, strategy="full_batch(reduction='sum')" if "sum" in form else "full_batch")
+    if "sampler" in form:  # batches of 5, 8, 8, 8, 3 and so on, in number as many as nobody knows before
+        cuts = torch.arange(case.samples).split([5, *[8] * (case.samples // 8 - 1), case.samples % 8 + 3])
+        loader = DataLoader(loader.dataset, batch_sampler=[cut.tolist() for cut in cuts])
     loader = hocket.distribute(loader=loader)
-    result = train(case, model, optimizer, loader, reduction, form)
-    if hocket.size() > 1:
-        assert current().strategies[0].steps == result[2]  # one exchange for each call
+    result = train(case, model, optimizer, loader, form)
+    assert current().strategies[0].steps == result[2]  # one exchange for each call
     return result
 
 
+def over_all_data(case: Case, form: str) -> Any:
+    """One plain process, all the data in one batch."""
+    model, optimizer, loader = make(case, 1)
+    return train(case, model, optimizer, DataLoader(loader.dataset, case.samples), form)
+
+
+SGD = {"lr": 0.1}
+
+
 @pytest.mark.parametrize(
-    ("workers", "optimizer", "options", "reduction", "form", "hosts", "samples"),
+    ("workers", "optimizer", "options", "form", "hosts", "samples"),
     [
-        (1, "LBFGS", WOLFE, "mean", "tensors", None, 49),
-        (2, "LBFGS", WOLFE, "mean", "tensors", None, 48),
-        (3, "LBFGS", WOLFE, "mean", "tensors", None, 49),  # a batch that some have, and a repeated one
-        (3, "LBFGS", WOLFE, "sum", "floats", None, 49),
-        (3, "LBFGS", PLAIN, "mean", "floats", [2, 1], 49),
-        (2, "LBFGS", WOLFE, "mean", "one backward", None, 48),
-        (2, "SGD", {"lr": 0.1, "momentum": 0.9}, "mean", "tensors", None, 49),
-        (3, "SGD", {"lr": 0.1}, "sum", "no closure", None, 49),
-        (2, "SGD", {"lr": 0.1}, "mean", "no closure", [1, 1], 49),
+        (1, "LBFGS", WOLFE, "tensors", None, 49),
+        (2, "LBFGS", WOLFE, "tensors", None, 49),
+        (3, "LBFGS", WOLFE, "tensors", None, 49),  # a batch that some have, and a repeated one
+        (3, "LBFGS", WOLFE, "sum, floats", None, 49),
+        (3, "LBFGS", PLAIN, "floats", [2, 1], 53),
+        (2, "LBFGS", WOLFE, "one backward", None, 48),
+        (1, "LBFGS", WOLFE, "sampler", None, 53),
+        (2, "SGD", {"lr": 0.1, "momentum": 0.9}, "sampler", None, 48),
+        (1, "SGD", SGD, "tensors", None, 53),
+        (2, "SGD", {"lr": 0.1, "momentum": 0.9}, "penalty after", None, 53),
+        (3, "SGD", SGD, "no closure, penalty before", None, 53),
+        (3, "SGD", SGD, "sum, no closure", None, 49),
+        (2, "SGD", SGD, "no closure", [1, 1], 49),
     ],
 )
-def test_many_workers_are_one(
-    pool: Pool, workers: int, optimizer: str, options: Any, reduction: str, form: str, hosts: Any, samples: int
+def test_many_workers_are_one_with_all_the_data(
+    pool: Pool, workers: int, optimizer: str, options: Any, form: str, hosts: Any, samples: int
 ) -> None:
     case = Case(model="matrices", optimizer=optimizer, options=options, samples=samples, batch=8)
-    parameters, losses, calls = train(case, *make(case, workers), reduction, form)
-    many = pool.run(workers, together, case, reduction, form, hosts=hosts)
+    parameters, losses, calls = over_all_data(case, form)
+    many = pool.run(workers, together, case, form, hosts=hosts)
     for found, seen, called in many:
         for mine, theirs in zip(parameters, found, strict=True):
             assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9), (mine - theirs).abs().max()
         assert all(map(torch.equal, many[0][0], found)) and called == calls
-        if form != "no closure":
+        if "no closure" not in form and "penalty" not in form:
             assert seen == pytest.approx(losses, rel=1e-9) and seen == many[0][1]
 
 
-def test_batches_that_count_differently_need_a_backward_each(pool: Pool) -> None:
-    case = Case(model="matrices", optimizer="LBFGS", options=WOLFE, samples=49, batch=8)
-    for outcome in pool.outcomes(3, together, case, "mean", "one backward"):
+@pytest.mark.parametrize(
+    ("workers", "form"), [(1, "one backward"), (3, "one backward"), (2, "one backward, no closure")]
+)
+def test_batches_that_count_differently_need_a_backward_each(pool: Pool, workers: int, form: str) -> None:
+    case = Case(model="matrices", optimizer="SGD", options=SGD, samples=49, batch=8)
+    for outcome in pool.outcomes(workers, together, case, form):
         assert outcome.kind == "UsageError" and "call it inside of the loop over the loader" in outcome.message
+
+
+def step_by_step(case: Case) -> Any:
+    """Each batch on its own, as other strategies do it, and with several calls of a closure for each."""
+    model, optimizer, loader = hocket.distribute(*make(case, 1), strategy="full_batch")
+    for x, y in loader:
+
+        def closure(x: Any = x, y: Any = y) -> Any:
+            optimizer.zero_grad()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_a_step_for_each_batch_is_one_on_that_batch(pool: Pool) -> None:
+    case = Case(model="matrices", optimizer="LBFGS", options=PLAIN, samples=53, batch=8)
+    model, optimizer, loader = make(case, 2)
+    for x, y in loader:
+
+        def closure(x: Any = x, y: Any = y) -> Any:
+            optimizer.zero_grad()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    for found in pool.run(2, step_by_step, case):
+        for mine, theirs in zip(model.parameters(), found, strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
 def resumed(stop: int | None) -> Any:

@@ -28,7 +28,7 @@ from hocket.job.runtime import Runtime, StepCounter, current
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
-from hocket.strategies.choices import Choice, Gossip, Served
+from hocket.strategies.choices import Choice, FullBatch, Gossip, Served
 from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -119,7 +119,7 @@ def _train_together(
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.launched:
         choices.check_fit(choice, config.size, config.servers)
-    differs = config.launched and choices.differs_alone(choice)
+    differs = choices.differs_alone(choice) and (config.launched or isinstance(choice, FullBatch))
     if config.size == 1 and told is None and runtime.client is None and not differs:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         runtime.idle += [

@@ -127,6 +127,9 @@ class Runtime:
         else:
             self._weights[id(loader)] = weight
         self.set_weight(sum(self._weights.values()) / len(self._weights) if self._weights else 1.0)
+        if not self._weights:
+            for strategy in self.strategies:
+                strategy.begin_batch(0)
 
     def leave_loop(self, loader: object) -> None:
         """A training loop was left before its end; what its last batch counts holds until the next one comes."""
@@ -146,13 +149,13 @@ class Runtime:
             for strategy in self.strategies:
                 strategy.collector.weigh(weight)
 
-    def count_batch(self, samples: int) -> None:
-        """Training has been given one more batch."""
+    def count_batch(self, samples: int, mean: float | None = None) -> None:
+        """Training has been given one more batch; ``samples`` and ``mean`` are as for ``Strategy.begin_batch``."""
         self.batches += 1
         self.samples += samples
         self._step_of_batch = self.step
         for strategy in self.strategies:
-            strategy.collector.samples = samples
+            strategy.begin_batch(samples, mean)
 
     def tell(self, epoch: int, step: int, steps: int | None, samples: int) -> None:
         """Let the launcher know how far a training loop is."""

@@ -72,6 +72,16 @@ class Strategy(ABC):
     def glance(self) -> None:  # noqa: B027 - likewise
         """A training loop that has begun was left without any step; not collective."""
 
+    def begin_batch(self, samples: int, mean: float | None = None) -> None:
+        """A training loop gets a batch, for which the next backward passes are; not collective.
+
+        Args:
+            samples: Of all ranks; 0 if the loop has come to its end, and they are for no batch.
+            mean: Samples of an average batch of this pass over the data, of all ranks, if that is known.
+        """
+        if samples:
+            self.collector.samples = samples
+
     def end_batch(self, samples: int = 1) -> None:  # noqa: B027 - likewise
         """A training loop is done with a batch, whether there was a step or not. Rounds are counted in these.
 

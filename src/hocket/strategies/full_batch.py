@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from hocket.comm.communicator import Communicator
 from hocket.errors import UsageError
 from hocket.strategies.choices import FullBatch
+from hocket.strategies.collector import passes
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
 from hocket.updates.update import Step
@@ -36,16 +38,52 @@ class FullBatchTraining(MirroredTraining):
     ) -> None:
         super().__init__(communicator, model, optimizer, members, on_nan)
         self._adds = choice.reduction == "sum"
-        self._losses: _Losses | None = None
         self.collector.held = 1  # for good: ``_exchange_sum`` is the only end
         self._weigh = self.collector.weigh
+        self._forget = self.collector.forget
         self.collector.weigh = self._take_weight  # type: ignore[method-assign]
+        self.collector.forget = self._begin_anew  # type: ignore[method-assign]
+        self._weight = 1.0  # of this rank's part of the batch at work, relative to those of other ranks
+        self._part: float | None = None  # of that batch, relative to an average one; None outside of a loop
+        self._parts: list[float] = []  # of the batches since the last exchange
+        self._first = 0  # samples of the first of these
+        self._passes = 0  # backward, when the batch at work came
+        self._count: _Count = (None, 1.0)  # of the batch at work
+        self._seen: set[_Count] = set()  # of the batches since the last exchange
+        self._used: set[_Count] = set()  # of those of them that a backward pass came after
+
+    def begin_batch(self, samples: int, mean: float | None = None) -> None:
+        super().begin_batch(samples, mean)
+        self._look_back()
+        if passes() == self._passes and self._parts and samples:
+            self._parts.pop()  # another loader's part of the same batch, as with zip()
+        self._first = self._first if self._parts else samples
+        self._passes, self._part = passes(), None
+        if samples:
+            self._part = samples / (mean or self._first)
+            self._parts.append(self._part)
+        self._weigh(self._now())
+        self._count = (self._part, self.collector.weight)
+        self._seen.add(self._count)
+
+    def _begin_anew(self) -> None:
+        """What was added up has been exchanged, or thrown away; but there may be more of the batch at work."""
+        self._forget()
+        self._passes, self._seen, self._used = passes(), set(), set()
+        self._parts = [self._part] if self._part is not None else []
 
     def _take_weight(self, weight: float) -> None:
-        """Where samples are added up, each counts once; repeated batches never count."""
-        self._weigh(float(weight > 0) if self._adds else weight)
-        if self._losses is not None:
-            self._losses.see(self.collector.weight)
+        self._weight = weight
+        self._weigh(self._now())
+
+    def _now(self) -> float:
+        """What a backward pass counts. Where samples are added up, each counts once; repeated batches never count."""
+        return float(self._weight > 0) if self._adds else self._weight * (self._part or 1.0)
+
+    def _look_back(self) -> None:
+        """Note whether there was a backward pass since the last batch came."""
+        if passes() > self._passes:
+            self._used.add(self._count)
 
     def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         optimizer = self._optimizer
@@ -56,64 +94,75 @@ class FullBatchTraining(MirroredTraining):
             return original(**options) if self._exchange.before_step(optimizer) else None
 
         def whole() -> Any:
-            self._losses = _Losses(self.collector.weight)
-            try:
-                with self._losses.recorded(lambda: self.collector.weight):
-                    loss = closure()
-                share = self._losses.share()
-            finally:
-                self._losses = None
-            self._exchange_sum()
+            losses = _Losses(self._now)
+            with losses.recorded():
+                loss = closure()
+            factor = self._exchange_sum()
             if not self._exchange.before_step(optimizer):
                 optimizer.zero_grad(set_to_none=True)
-            return self._reduce(loss, share)
+            return self._reduce(loss, losses, factor)
 
         return original(whole, **options)
 
     @torch.no_grad()
-    def _exchange_sum(self) -> None:
-        """Exchange what all backward passes have added up; collective."""
+    def _exchange_sum(self) -> float:
+        """Exchange what all backward passes have added up; collective.
+
+        Returns:
+            What it was multiplied by, so that batches count on the average as much as the script means them to.
+        """
         collector = self.collector
+        self._look_back()
+        if any(count not in self._used for count in self._seen if count[0] is not None and count != (1.0, 1.0)):
+            raise UsageError(
+                "some batches are smaller than others, or repeated to keep ranks in step, and there was no backward() "
+                "for each of them: call it inside of the loop over the loader, or use drop_last=True"
+            )
+        factor = float(self._communicator.size) if self._adds else 1.0
+        if not self._adds and self._parts:
+            factor = len(self._parts) / math.fsum(self._parts)
+        gradients = [p.grad for p in collector.parameters if p.grad is not None]
+        if gradients and factor != 1:
+            torch._foreach_mul_(gradients, factor)
         held, collector.held = collector.held, 0
         collector.passes = max(0, collector.passes - 1)  # a pass that is exchanged counts itself
         try:
             collector.end()
         finally:
             collector.held = held
-        if self._adds:
-            torch._foreach_mul_(self._exchange.results, self._communicator.size)
+            self._begin_anew()
+        return factor
 
     @torch.no_grad()
-    def _reduce(self, loss: Any, share: float) -> Any:
+    def _reduce(self, loss: Any, losses: _Losses, factor: float) -> Any:
         """The loss over all ranks, as the kind of number that the closure has returned."""
         is_tensor = isinstance(loss, torch.Tensor)
         if not (isinstance(loss, (int, float)) or (is_tensor and loss.is_floating_point())):
             return loss
         value = loss.detach().clone() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
-        value = value.contiguous().mul_(share)
-        self._communicator.allreduce(value, "sum" if self._adds else "mean")
+        value = losses.weigh(value.contiguous()).mul_(factor)
+        self._communicator.allreduce(value, "mean")
         return value if is_tensor else float(value)
+
+
+_Count = tuple[float | None, float]  # the part of a batch, and what this rank's gradients of it count
 
 
 class _Losses:
     """What the backward passes of a closure began with, and what each counts: the loss must be weighed as they are."""
 
-    def __init__(self, weight: float) -> None:
-        self._seen, self._used = {weight}, []  # type: set[float], list[tuple[float, torch.Tensor]]
-        self._missed = False
-
-    def see(self, weight: float) -> None:
-        """What the batch that comes now counts."""
-        self._seen.add(weight)
+    def __init__(self, weight: Callable[[], float]) -> None:
+        self._weight = weight
+        self._used: list[tuple[float, torch.Tensor]] = []
 
     @contextmanager
-    def recorded(self, weight: Callable[[], float]) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """Within, every call of ``backward()`` is noted."""
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **options: Any) -> None:
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            self._used += [(weight(), root.detach()) for root in roots if root.numel() == 1]
+            self._used += [(self._weight(), root.detach()) for root in roots if root.numel() == 1]
             original(tensors, *args, **options)
 
         torch.autograd.backward = backward
@@ -122,14 +171,15 @@ class _Losses:
         finally:
             torch.autograd.backward = original
 
-    def share(self) -> float:
-        """By which the loss of the closure is multiplied to be weighed as its gradients are."""
-        if self._seen == {1.0}:
-            return 1.0
-        if not self._seen - {1.0} <= {weight for weight, _ in self._used}:
-            raise UsageError(
-                "some batches are smaller than others, or repeated to keep ranks in step, and the closure did not call "
-                "backward() for each of them: call it inside of the loop over the loader, or use drop_last=True"
-            )
-        plain = float(sum(float(root) for _, root in self._used))
-        return sum(weight * float(root) for weight, root in self._used) / plain if plain else 1.0
+    def weigh(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss that the closure has returned, weighed as its gradients are; in place.
+
+        It is the sum of what ``backward()`` was called on, as a rule, and else is taken to be proportional to that.
+        """
+        if all(weight == 1 for weight, _ in self._used):
+            return loss
+        roots = [(weight, float(root)) for weight, root in self._used]
+        plain, weighed = math.fsum(root for _, root in roots), math.fsum(weight * root for weight, root in roots)
+        if loss.numel() == 1 and abs(float(loss) - plain) <= 1e-6 * math.fsum(abs(root) for _, root in roots):
+            return loss.fill_(weighed)  # losses of either sign may cancel each other, and have no proportion then
+        return loss.mul_(weighed / plain if plain else 1.0)

@@ -165,6 +165,11 @@ class Loader:
         divides = self._sampler is not None and not self.is_per_rank
         return original_loader.count_samples(self.original, self._size) if divides else None
 
+    @property
+    def _mean(self) -> float | None:
+        """Samples of an average batch of all ranks; None where nobody can know."""
+        return self.pass_samples / self._length if self.pass_samples and self._length else None
+
     def state(self) -> dict[str, Any]:
         """Where this loader is, as plain data with tensors; from it another one can go on."""
         if self._pass is None:
@@ -285,7 +290,7 @@ class Loader:
         share = runtime.config.size if self.is_per_rank else self._size
         self.weight = counts.here * share / everywhere if everywhere else 0.0
         runtime.weigh(self, self.weight)
-        runtime.count_batch(everywhere)
+        runtime.count_batch(everywhere, self._mean)
         runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
         if self.weight == 0:
             runtime.undo = buffers.remember(runtime.models)

@@ -6,7 +6,7 @@ from hocket.errors import StrategyError
 from hocket.strategies.choices.replicas import EASGD, Gossip, Hogwild
 from hocket.strategies.choices.served import Served
 from hocket.strategies.choices.switching import Switch
-from hocket.strategies.choices.synchronous import Delayed
+from hocket.strategies.choices.synchronous import Delayed, FullBatch
 from hocket.strategies.choices.text import Choice, write
 
 
@@ -19,8 +19,11 @@ def servers_of(choice: Choice, servers: int) -> int:
 
 
 def differs_alone(choice: Choice) -> bool:
-    """Whether one worker trains in another way than the plain script: gradients are late for it, too."""
-    return isinstance(choice, Delayed) or (isinstance(choice, Switch) and Delayed() in choice.strategies)
+    """Whether one worker trains in another way than the plain script.
+
+    Gradients are late for it, too; or its batches count by their samples.
+    """
+    return isinstance(choice, Delayed | FullBatch) or (isinstance(choice, Switch) and Delayed() in choice.strategies)
 
 
 def survives_loss(choice: Choice, servers: int) -> bool:

@@ -35,8 +35,9 @@ class FullBatch:
     """One exchange for each call of a closure that goes over all the data: for L-BFGS and other batch optimizers.
 
     Attributes:
-        reduction: ``mean`` if the closure adds up losses that are means over batches, divided by ``len(loader)``;
-            ``sum`` if it adds up losses of samples, divided by their number in all the data.
+        reduction: ``mean`` if the closure adds up losses that are means over batches, divided by ``len(loader)``, where
+            each batch then counts by its samples; ``sum`` if it adds up losses of samples, divided by their number in
+            all the data.
     """
 
     reduction: str = "mean"
