@@ -16,7 +16,7 @@ ONCE = ["slow_link"]  # took too long for several seeds
 @pytest.mark.parametrize("name", NAMES + ONCE)
 def test_it_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, f"experiments/{name}.py", "--quick", "--out", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT / 'src'}"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / f"{name}.json").read_text())

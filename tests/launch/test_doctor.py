@@ -81,8 +81,8 @@ def test_a_python_without_torch(tmp_path: Path) -> None:
     for path in packages.iterdir():
         if not path.name.startswith(("torch", "functorch")):
             (tmp_path / path.name).symlink_to(path)
-    python, src = str(Path(sys.executable).resolve()), os.environ.get("PYTHONPATH", "")
-    env = {**os.environ, "PYTHONPATH": f"{src or Path(__file__).parents[2] / 'src'}:{tmp_path}"}
+    python, src = str(Path(sys.executable).resolve()), Path(__file__).parents[2] / "src"
+    env = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{src}:{tmp_path}"}
     done = subprocess.run(
         [python, *DOCTOR[1:], "--json"], env=env, capture_output=True, text=True, timeout=60, check=False
     )
