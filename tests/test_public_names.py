@@ -5,7 +5,7 @@ import hocket
 
 def test_public_names() -> None:
     assert hocket.__all__ == [
-        "Asynchronous", "BSP", "Central", "Delayed", "DiLoCo", "Downpour", "EASGD", "FullBatch", "Gossip",
+        "Asynchronous", "BSP", "Central", "DMB", "Delayed", "DiLoCo", "Downpour", "EASGD", "FullBatch", "Gossip",
         "HocketError", "Hogwild", "KeyValue", "LocalSGD", "Mirrored", "PS", "SSP", "Softsync", "Switch",
         "SyncBatchNorm", "accumulate", "allgather", "allreduce", "barrier", "broadcast", "distribute", "init", "launch",
         "load", "local_rank", "maximum", "mean", "minimum", "rank", "report", "resume", "save", "scale_lr", "size",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hocket.job.runtime import size as size
     from hocket.launch.function import launch as launch
     from hocket.strategies.choices import BSP as BSP
+    from hocket.strategies.choices import DMB as DMB
     from hocket.strategies.choices import EASGD as EASGD
     from hocket.strategies.choices import PS as PS
     from hocket.strategies.choices import SSP as SSP
@@ -57,6 +58,7 @@ __version__ = "0.1.0"
 # Loaded when first used: the command line must not wait for torch.
 _HOMES = {
     "PS": "hocket.strategies.choices",
+    "DMB": "hocket.strategies.choices",
     "Delayed": "hocket.strategies.choices",
     "EASGD": "hocket.strategies.choices",
     "DiLoCo": "hocket.strategies.choices",

@@ -42,8 +42,8 @@ SETTINGS = {
             "strategy",
             "mirrored",
             (),
-            "How the workers train together: mirrored, central, delayed, full_batch, local_sgd, diloco, easgd, gossip, "
-            "hogwild, or with servers ps, bsp, ssp, asynchronous, softsync, downpour.",
+            "How the workers train together: mirrored, central, delayed, dmb, full_batch, local_sgd, diloco, easgd, "
+            "gossip, hogwild, or with servers ps, bsp, ssp, asynchronous, softsync, downpour.",
         ),
         Setting("timeout", "1800", (), "Seconds to wait for a rank that is alive but does not arrive."),
         Setting(

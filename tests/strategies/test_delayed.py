@@ -324,4 +324,4 @@ def resumed_otherwise(folder: str) -> list[str]:
 def test_a_late_gradient_that_is_left_out_is_told(pool: Pool, tmp_path: Path) -> None:
     (first, again, other), silent = pool.run(2, resumed_otherwise, str(tmp_path))
     assert "late" not in first + again + "".join(silent) and "still to be applied" not in again
-    assert "still to be applied by 'delayed'; this strategy leaves it out" in other
+    assert "still to be applied, by 'delayed' or 'dmb'; this strategy leaves it out" in other

@@ -170,13 +170,13 @@ class Runtime:
                 epoch, step, steps, samples, self.step, self.samples, self.communicator.waited, exchanging
             )
             self.sink.put(progress)
-            self._tell_news()
+            self.tell_news()
             if time.monotonic() > self._next_traffic:
                 self.tell_traffic()
                 self.tell_sent()
                 self.tell_gradients()
 
-    def _tell_news(self) -> None:
+    def tell_news(self) -> None:
         """Let the launcher know what strategies have found out."""
         for strategy in self.strategies:
             if facts := strategy.take_facts():
@@ -389,6 +389,7 @@ def _say_goodbye(runtime: Runtime) -> None:
         runtime.tell_traffic()
         runtime.tell_gradients()
         runtime.tell_sent()
+        runtime.tell_news()
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:
             runtime.communicator.nccl.close()

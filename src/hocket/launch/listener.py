@@ -16,6 +16,7 @@ from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
 from hocket.observe.gossip import GossipSummary
 from hocket.observe.gradients import GradientSummary
+from hocket.observe.predicted import PredictedSummary
 from hocket.observe.progress import Pace
 from hocket.observe.recorder import Recorder
 from hocket.observe.served import ServedSummary
@@ -36,7 +37,7 @@ class Listener:
         self._recorder, self.timeline = recorder, timeline
         self._pace = Pace()
         self._traffic, self._served, self._gossip = TrafficSummary(), ServedSummary(), GossipSummary()
-        self._gradients = GradientSummary()
+        self._gradients, self._predicted = GradientSummary(), PredictedSummary()
         self._lead = 0  # the rank whose progress is shown
         self._checkpoint = ""
         self._has_finished = False
@@ -57,6 +58,8 @@ class Listener:
             self._served.take(record)
         elif isinstance(record, Facts | Metrics):
             self._gossip.take(record)
+            if isinstance(record, Facts):
+                self._predicted.take(record)
         if isinstance(record, Spans | Happening):
             self._draw(
                 functools.partial(
@@ -101,7 +104,7 @@ class Listener:
     def summary(self) -> list[str]:
         """What is said of a run that ended well."""
         drawn = [] if self.timeline is None else [self._say_where(self.timeline)]
-        said = (self._traffic, self._served, self._gossip, self._gradients)
+        said = (self._traffic, self._served, self._gossip, self._gradients, self._predicted)
         return drawn + [line for summary in said for line in summary.lines()]
 
     def finish(self, outcome: Outcome) -> None:

@@ -150,9 +150,10 @@ def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Colle
     original_zero = optimizer.zero_grad
 
     @functools.wraps(original)
-    def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def step(this: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if collector.rests:
             return original(*args, **kwargs)
+        this._opt_called = True  # type: ignore[attr-defined]  # schedulers ask for it, also where no step is taken
         begin = time.perf_counter()
         result = around_step(original, *args, **kwargs)
         spans.add(spans.COMPUTE, "update", begin, time.perf_counter())

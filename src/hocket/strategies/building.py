@@ -14,6 +14,7 @@ from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.central import CentralAveraged, CentralFused, CentralSealed, CentralTraining
 from hocket.strategies.choices import (
+    DMB,
     EASGD,
     Central,
     Choice,
@@ -30,6 +31,7 @@ from hocket.strategies.choices import (
 )
 from hocket.strategies.delayed import DelayedTraining
 from hocket.strategies.diloco import DiLoCoTraining
+from hocket.strategies.dmb import DMBTraining
 from hocket.strategies.downpour import DownpourTraining
 from hocket.strategies.easgd import EASGDTraining
 from hocket.strategies.easgd_served import ServedEASGDTraining
@@ -58,7 +60,7 @@ def build(
 ) -> Strategy:
     """The strategy that ``choice`` asks for, at work on ``model``, or one that ``rests`` at first; collective."""
     alone = communicator.size == 1 and client is None and not choices.differs_alone(choice)
-    if isinstance(choice, Mirrored) or alone:
+    if isinstance(choice, Mirrored) or choice == DMB(extra=0) or alone:
         return MirroredTraining(communicator, model, optimizer, members, on_nan)
     if optimizer is None:
         name = choices.write(choice).partition("(")[0]
@@ -88,6 +90,8 @@ def build(
         return HogwildTraining(client, communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Delayed):
         return DelayedTraining(communicator, model, optimizer, members, on_nan)
+    if isinstance(choice, DMB):
+        return DMBTraining(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, FullBatch):
         return FullBatchTraining(communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Gossip):

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from hocket.strategies.exchange import (
 )
 from hocket.strategies.members import Members
 from hocket.strategies.model_hooks import ModelHooks
-from hocket.strategies.noise import Gauge
+from hocket.strategies.noise import Gauge, Made
 from hocket.updates.update import Step
 
 _CODE = 32  # bits of a payload that say what is missing; above: 0, or why a gradient cannot be used
@@ -56,24 +56,28 @@ class DelayedTraining(Strategy):
     done before it is averaged, so that the last one can be applied at the end of a loop without the script.
     """
 
+    name: ClassVar[str] = "delayed"
+    turns: ClassVar[int] = 2  # sets of buffers
+
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
     ) -> None:
         if isinstance(optimizer, LBFGS):
             raise StrategyError(
-                "strategy 'delayed' applies gradients one step late, and LBFGS needs those of where it is: use "
-                "full_batch"
+                f"strategy {self.name!r} applies gradients in a later step than it computes them, and LBFGS needs "
+                "those of where it is: use full_batch"
             )
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         self.steps = 0
         self._layout = Layout(members.parameters, limits=gpu.limits(communicator, members.parameters))
-        self._averager = DelayedAverager(communicator, self._layout)
+        self._averager = DelayedAverager(communicator, self._layout, turns=self.turns)
         self._slots = {id(slots): self._layout.views(slots) for slots in self._averager.all_slots}
         self._results = {id(results): self._layout.views(results) for results in self._averager.all_results}
         self._gauge = Gauge(communicator.size, members.parameters)
         self._nbytes = sum(parameter.nbytes for parameter in members.parameters)
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._late: Late | None = None
+        self._made = Made(1.0, 0, 1)
         self._sent = b""  # what was missing here in the exchange that is under way
         self._judgement, self._nonfinite = Judgement(members.names, on_nan), None  # type: Judgement, int | None
         self.collector = Collector(
@@ -131,6 +135,9 @@ class DelayedTraining(Strategy):
             missing = bytes(name not in saved["gradients"] for name in self._members.names)
             self._late = Late(gradients, missing, dict(saved["nonfinite"]), saved["dropped"])
 
+    def end_batch(self, samples: int = 1) -> None:
+        self.batches += 1
+
     def settle(self) -> None:
         if self.counts_steps:  # no other loop goes on
             self._flush()
@@ -155,7 +162,7 @@ class DelayedTraining(Strategy):
             return self._step_with_closure(original, closure, options)
         check_exchanged(self.collector)
         self._take_every_step(False)
-        return self._apply(self._exchange(), lambda: original(**options))
+        return self._apply(self._next(), lambda: original(**options))
 
     def _step_with_closure(self, original: Step, closure: Callable[[], Any], options: dict[str, Any]) -> Any:
         own: list[torch.Tensor | None] = []
@@ -163,7 +170,7 @@ class DelayedTraining(Strategy):
         def delayed() -> Any:
             loss = average_loss(self._communicator, self.collector, closure())
             check_exchanged(self.collector)
-            late = self._exchange()
+            late = self._next()
             own[:] = self._put(late if late is not None and self._allows(late) else None)
             return loss
 
@@ -173,11 +180,21 @@ class DelayedTraining(Strategy):
             if own:
                 self._put_back(own)
 
+    def _next(self) -> Late | None:
+        """The script takes a step with ``p.grad``: what is applied instead."""
+        late = self._take()
+        self._exchange()
+        return late
+
     def _flush(self) -> None:
         """Apply what has not been applied yet."""
+        self._apply(self._take(), self._original)
+
+    def _take(self) -> Late | None:
+        """The average of what was sent before, once."""
         self._fetch()
         late, self._late = self._late, None
-        self._apply(late, self._original)
+        return late
 
     def _apply(self, late: Late | None, step: Callable[[], Any]) -> Any:
         """Take a step with an average from before, if there is one; ``p.grad`` is then what it was."""
@@ -208,26 +225,28 @@ class DelayedTraining(Strategy):
             parameter.grad = gradient
 
     @torch.no_grad()
-    def _exchange(self) -> Late | None:
-        """Send off ``p.grad``; the average of what was sent before."""
+    def _exchange(self) -> None:
+        """Send off ``p.grad``."""
         begin = time.perf_counter()
-        self._fetch()
-        late, self._late = self._late, None
         if self.collector.has_news:  # what travels depends on it, so ranks that differ must be found before
             trained = zlib.crc32(self.collector.trained)
             self._communicator.meet(trained, 0, "the first gradients after unfreezing")
             self._leave_out_idle()
         code = self._fill(self._slots[id(self._averager.slots)])
         self._gauge.see_rest(self._averager.slots)
+        self._made = Made(self.collector.weight, self.collector.samples, self.collector.collected)
         what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
         payload = code << _CODE | (zlib.crc32(self._sent) if 1 in self._sent else 0)
-        self._averager.begin(self._number + number_rates(self._optimizer), payload, what)
+        number = self._number + number_rates(self._optimizer) + zlib.crc32(b"%d" % self.batches)
+        self._averager.begin(number, payload, what)  # a rank that has left out a step is at another batch
         self.steps += 1
         self.sent += self._nbytes
+        self._note_exchange(begin)
+
+    def _note_exchange(self, begin: float) -> None:
         end = time.perf_counter()
         self.exchanging += end - begin
         spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
-        return late
 
     def _fill(self, views: list[torch.Tensor]) -> int:
         """Copy this worker's gradients to the slots; 0, or why they cannot be used."""
@@ -262,14 +281,16 @@ class DelayedTraining(Strategy):
         """Wait for the exchange that is under way, if there is one."""
         if not self._averager.is_under_way:
             return
+        begin = time.perf_counter()
         payloads = self._averager.finish()
-        self._gauge.end_step(self._averager.results, self.collector, self._averager.scale)
+        self._gauge.end_step(self._averager.results, self._made, self._averager.scale)
         codes = {rank: payload >> _CODE for rank, payload in enumerate(payloads)}
         same = len({payload & (1 << _CODE) - 1 for payload in payloads}) == 1
         missing = self._sent if same else agree_on_missing(self._communicator, self._sent)
         nonfinite = {rank: code - _FIRST for rank, code in codes.items() if code >= _FIRST}
         gradients = self._results[id(self._averager.results)]
         self._late = Late(gradients, missing, nonfinite, _DROPPED in codes.values())
+        self._note_exchange(begin)
 
     def _leave_out_idle(self) -> None:
         """Buckets without any gradient do not travel; all ranks at the same time."""

@@ -68,6 +68,14 @@ class Blocks:
         self.sums[number] = sums if before is None else Sums(*(a + b for a, b in zip(before, sums, strict=True)))
 
 
+class Made(NamedTuple):
+    """What gradients were made of that are looked at when the collector is at another batch."""
+
+    weight: float
+    samples: int
+    collected: int
+
+
 class Gauge:
     """Looks at the gradients of one strategy, on one of ``workers``.
 
@@ -109,7 +117,7 @@ class Gauge:
                 if bucket not in self._seen:
                     self.see(bucket, slot)
 
-    def end_step(self, results: Sequence[torch.Tensor], collector: Collector, scale: float = 1.0) -> None:
+    def end_step(self, results: Sequence[torch.Tensor], collector: Collector | Made, scale: float = 1.0) -> None:
         """The averages are there; this worker's own gradients were multiplied by ``scale``."""
         if self.is_due:
             begin = time.perf_counter()
@@ -146,7 +154,7 @@ class Gauge:
         known, length = self.knows_samples, self.blocks.length
         return Gradients(number, self.workers, self.parameters, self.steps, known, length, sums) if sums else None
 
-    def _end_look(self, own: Square, average: Square, collector: Collector, begin: float) -> None:
+    def _end_look(self, own: Square, average: Square, collector: Collector | Made, begin: float) -> None:
         share = collector.collected * (collector.samples / self.workers or 1.0)
         step, is_usual = self.steps + 1, collector.weight == 1
         if is_usual:  # else ranks have different numbers of samples

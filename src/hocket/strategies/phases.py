@@ -143,7 +143,7 @@ class PhasedTraining(Strategy):
         return self._now.take_measures()
 
     def take_facts(self) -> dict[str, Any]:
-        return self._now.take_facts()
+        return {name: value for strategy in self._strategies for name, value in strategy.take_facts().items()}
 
     def replica(self) -> dict[str, torch.Tensor] | None:
         return self._now.replica()

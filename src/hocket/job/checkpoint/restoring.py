@@ -51,8 +51,8 @@ class Saved:
             strategy.load_state(self._unpack(state))
             if runtime.config.rank == 0 and not strategy.holds and "late" in (state | state.get("within", {})):
                 print(
-                    "hocket: the checkpoint has a gradient that was still to be applied by 'delayed'; this strategy "
-                    "leaves it out",
+                    "hocket: the checkpoint has a gradient that was still to be applied, by 'delayed' or 'dmb'; this "
+                    "strategy leaves it out",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -6,7 +6,7 @@ from hocket.errors import StrategyError
 from hocket.strategies.choices.replicas import EASGD, Gossip, Hogwild
 from hocket.strategies.choices.served import Served
 from hocket.strategies.choices.switching import Switch
-from hocket.strategies.choices.synchronous import Delayed, FullBatch
+from hocket.strategies.choices.synchronous import DMB, Delayed, FullBatch
 from hocket.strategies.choices.text import Choice, write
 
 
@@ -21,9 +21,10 @@ def servers_of(choice: Choice, servers: int) -> int:
 def differs_alone(choice: Choice) -> bool:
     """Whether one worker trains in another way than the plain script.
 
-    Gradients are late for it, too; or its batches count by their samples.
+    Gradients are late, or left out, for it, too; or its batches count by their samples.
     """
-    return isinstance(choice, Delayed | FullBatch) or (isinstance(choice, Switch) and Delayed() in choice.strategies)
+    each = choice.strategies if isinstance(choice, Switch) else (choice,)
+    return any(isinstance(one, Delayed | DMB | FullBatch) for one in each)
 
 
 def survives_loss(choice: Choice, servers: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,29 @@ class Delayed:
 
     Delayed SGD (Langford et al. 2009).
     """
+
+
+@dataclass(frozen=True)
+class DMB:
+    """Of every ``extra + 1`` batches one is trained on; the others are only predicted while its gradients travel.
+
+    Distributed mini-batches (Dekel et al. 2012): gradients are never late, and the next one is that of the new model.
+
+    Attributes:
+        extra: How many batches of each worker are only predicted; must be given.
+    """
+
+    extra: int | None = field(default=None, metadata={"example": 1})
+
+    def check(self) -> None:
+        """Raise a ValueError, with the remedy, if a value makes no sense."""
+        if self.extra is None:
+            raise ValueError(
+                "say how many batches are only predicted while gradients travel: dmb(extra=1); or use 'delayed', which "
+                "trains on every batch and applies gradients one step late"
+            )
+        if self.extra < 0:
+            raise ValueError(f"extra={self.extra} must be 0 (which is mirrored) or more")
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ from hocket.errors import StrategyError
 from hocket.strategies.choices.replicas import EASGD, DiLoCo, Gossip, Hogwild, LocalSGD
 from hocket.strategies.choices.served import BSP, PS, SSP, Asynchronous, Downpour, Served, Softsync
 from hocket.strategies.choices.switching import Switch
-from hocket.strategies.choices.synchronous import Central, Delayed, FullBatch, Mirrored
+from hocket.strategies.choices.synchronous import DMB, Central, Delayed, FullBatch, Mirrored
 
-Choice = Mirrored | Central | Delayed | FullBatch | LocalSGD | DiLoCo | EASGD | Gossip | Hogwild | Served | Switch
+Choice = Mirrored | Central | Delayed | DMB | FullBatch | LocalSGD | DiLoCo | EASGD | Gossip | Hogwild | Served | Switch
 
 TABLE: dict[str, type[Choice]] = {
     "mirrored": Mirrored,
     "central": Central,
     "delayed": Delayed,
+    "dmb": DMB,
     "full_batch": FullBatch,
     "local_sgd": LocalSGD,
     "diloco": DiLoCo,
@@ -35,7 +36,7 @@ TABLE: dict[str, type[Choice]] = {
 }
 
 
-_REPLICATED = (Mirrored, Delayed, LocalSGD, DiLoCo, EASGD)  # between which a run can switch
+_REPLICATED = (Mirrored, Delayed, DMB, LocalSGD, DiLoCo, EASGD)  # between which a run can switch
 
 
 def parse(text: str) -> Choice:
@@ -164,7 +165,8 @@ def _types(kind: type[Choice], key: str) -> tuple[type, ...]:
 def _known() -> str:
     def signature(name: str, kind: type[Choice]) -> str:
         own = vars(kind).get("__annotations__", {})
-        options = ", ".join(f"{f.name}={f.default!r}" for f in dataclasses.fields(kind) if f.name in own)
+        fields = [field for field in dataclasses.fields(kind) if field.name in own]
+        options = ", ".join(f"{field.name}={field.metadata.get('example', field.default)!r}" for field in fields)
         return f"{name}({options})" if options else name
 
     return "the choices are " + ", ".join(signature(*item) for item in TABLE.items())

@@ -1,0 +1,112 @@
+"""``dmb``: of every few batches one is trained on, and the others are only predicted while its gradients travel."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.comm.communicator import Communicator
+from hocket.strategies.choices import DMB
+from hocket.strategies.delayed import DelayedTraining, Late
+from hocket.strategies.exchange import average_loss, check_exchanged
+from hocket.strategies.members import Members
+from hocket.updates.update import Step
+
+_EVERY = 1.0  # seconds between two reports
+
+
+@dataclass
+class Counts:
+    """Batches of this worker, and samples of all workers as far as a loader knows them."""
+
+    predicted_batches: int = 0
+    predicted_samples: int = 0
+    trained_samples: int = 0
+
+
+class DMBTraining(DelayedTraining):
+    """Replicas that are always equal, in cycles of ``extra + 1`` calls of ``optimizer.step()`` (Dekel et al. 2012).
+
+    The first one of a cycle sends off ``p.grad``, the last one applies the average, and those in between do nothing.
+    ``p.grad`` is always this worker's own. The end of a loop ends a cycle.
+    """
+
+    name = "dmb"
+    turns = 1
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        model: nn.Module,
+        optimizer: Optimizer,
+        members: Members,
+        choice: DMB,
+        on_nan: str,
+    ) -> None:
+        super().__init__(communicator, model, optimizer, members, on_nan)
+        assert choice.extra
+        self._extra = choice.extra
+        self._place = 0  # of the next step in its cycle
+        self._is_predicted: bool | None = None  # the last step was, and the loop is still at its batch
+        self.counts, self._told = Counts(), Counts()
+        self._next_facts = 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "place": self._place, "counts": dataclasses.asdict(self.counts)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        # A gradient that another strategy has left, or a longer cycle, is applied with the next step.
+        self._place = min(state.get("place", self._extra), self._extra) if self.holds else 0
+        self.counts, self._is_predicted = Counts(**state.get("counts", {})), None
+
+    def end_batch(self, samples: int = 1) -> None:
+        super().end_batch(samples)
+        of_all = 0 if self.counts_steps else self.collector.samples  # if a loader knows
+        # A batch without a step is one of those that the next step is made of.
+        if self._place > 0 if self._is_predicted is None else self._is_predicted:
+            self.counts.predicted_batches += 1
+            self.counts.predicted_samples += of_all
+        else:
+            self.counts.trained_samples += of_all
+        self._is_predicted = None
+
+    def take_facts(self) -> dict[str, Any]:
+        """How much was only predicted, about once a second and at the end of a loop."""
+        now, counts = time.monotonic(), self.counts
+        if counts == self._told or now < self._next_facts:
+            return {}
+        self._next_facts, self._told = now + _EVERY, dataclasses.replace(counts)
+        facts = {"batches only predicted": counts.predicted_batches}
+        if counts.predicted_samples:
+            facts |= {"samples only predicted": counts.predicted_samples, "samples trained on": counts.trained_samples}
+        return facts
+
+    def _step_with_closure(self, original: Step, closure: Callable[[], Any], options: dict[str, Any]) -> Any:
+        if self._place == self._extra:
+            return super()._step_with_closure(original, closure, options)
+        with torch.enable_grad():
+            loss = average_loss(self._communicator, self.collector, closure())
+        check_exchanged(self.collector)
+        self._next()
+        return loss
+
+    def _next(self) -> Late | None:
+        place, self._place = self._place, (self._place + 1) % (self._extra + 1)
+        self._is_predicted = place > 0
+        if self.counts_steps:
+            self.end_batch()
+        if place == 0:
+            self._exchange()
+        return self._take() if place == self._extra else None
+
+    def _flush(self) -> None:
+        super()._flush()
+        self._place, self._next_facts = 0, 0.0
