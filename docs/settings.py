@@ -24,6 +24,7 @@ GIVEN = [
     ("HOCKET_JOB", "A mark that every process of the job inherits, by which leftovers are found."),
     ("HOCKET_LAUNCHER", "The process that has started this one: its id, and when it began, in ticks of the kernel."),
     ("HOCKET_EVENTS", "The pipe through which the launcher hears how far a worker is."),
+    ("HOCKET_LEDGER", "The pipe through which the launcher's guardian hears of temporary folders."),
     ("HOCKET_SECRET_FD", "The pipe from which a worker reads the job's secret of 32 bytes."),
     ("HOCKET_HOST_NAME", "With `-H`: this host as it was written there."),
     ("HOCKET_ADDRESS", "With `-H`: the address of this host at which all others reach it."),

@@ -97,7 +97,8 @@ class Config:
 
     ``local_size`` is 0 where nobody has said how many workers are on this host: they find out.
     ``address`` and ``port`` are those of the job's store (MASTER_ADDR); ``host_name`` is this host as the user wrote
-    it, ``host_address`` where the other hosts reach it, and ``secret_fd`` the pipe with the job's 32-byte secret.
+    it, ``host_address`` where the other hosts reach it, and ``secret_fd`` the pipe with the job's 32-byte secret;
+    ``events`` and ``ledger`` are pipes to the launcher and to its guardian.
     ``server`` is the number of a server, from 0; a process that has one is no worker. In a job with servers,
     ``address`` and ``port`` are those of server 0.
     """
@@ -113,6 +114,7 @@ class Config:
     rendezvous: str | None = None
     restart: str = "0"
     events: int | None = None
+    ledger: int | None = None
     strategy: str | None = None
     timeout: float = 1800.0
     on_nan: str | None = None
@@ -152,6 +154,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         rendezvous=env.get("HOCKET_RENDEZVOUS") if launched else None,
         restart=env.get("TORCHELASTIC_RESTART_COUNT", "0"),
         events=_integer(env, "HOCKET_EVENTS", -1) if launched and "HOCKET_EVENTS" in env else None,
+        ledger=_integer(env, "HOCKET_LEDGER", -1) if launched and "HOCKET_LEDGER" in env else None,
         strategy=env.get("HOCKET_STRATEGY") or None,
         timeout=seconds(env.get("HOCKET_TIMEOUT") or SETTINGS["timeout"].default),
         on_nan=choice("on-nan", env["HOCKET_ON_NAN"]) if env.get("HOCKET_ON_NAN") else None,
@@ -192,7 +195,7 @@ LAUNCHERS_OWN = (*FOR_HOSTS, "run-dir")
 """Settings that concern the launcher alone."""
 
 _EXPORTED = ("HOCKET_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
-_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_LAUNCHER", "HOCKET_EVENTS", "HOCKET_SERVER",
+_OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_LAUNCHER", "HOCKET_EVENTS", "HOCKET_LEDGER", "HOCKET_SERVER",
              "HOCKET_SECRET_FD", "HOCKET_HOST_NAME", "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
 
 

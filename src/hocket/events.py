@@ -165,6 +165,10 @@ class Happening:
     kind = "happening"
 
 
+FOLDER_BEGUN, FOLDER_DONE = "temporary folder begun", "temporary folder done"
+"""What the guardian is told of folders, before they are made and when they are gone."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """Where a worker is in its life: ``joining`` the others, ``joined``, or ``failed`` (it has raised).

@@ -24,16 +24,17 @@ from hocket.job.checkpoint.snapshot import Subjects
 from hocket.job.checkpoint.store import Store
 from hocket.job.checkpoint.tensor_file import Image, TensorFile
 from hocket.job.runtime import Runtime
+from hocket.launch.guardian import Unfinished
 
 CALLS = ("open", "write", "fsync", "ftruncate", "rename", "mkdir", "unlink", "rmdir", "close")
 
 
-def save(folder: Path, value: float, keep: int = 1, width: int = 40) -> None:
+def save(folder: Path, value: float, keep: int = 1, width: int = 40, ledger: int | None = None) -> None:
     """A checkpoint of a model all of whose weights are ``value``."""
     model = nn.Linear(width, width)
     with torch.no_grad():
         model.weight.fill_(value)
-    runtime = Runtime(Config(), AloneCommunicator())
+    runtime = Runtime(Config(ledger=ledger), AloneCommunicator())
     saving = Saver(runtime).save(folder, Subjects(model, None, None, None, None, {}), keep, patient=True)
     assert saving is not None
     saving.wait()
@@ -56,7 +57,7 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def crash_at(number: int, folder: Path) -> None:
+def crash_at(number: int, folder: Path, ledger: int) -> None:
     """Save, and be killed at the ``number``-th system call, of a write when half of it is done."""
     count = 0
 
@@ -75,7 +76,7 @@ def crash_at(number: int, folder: Path) -> None:
 
     for name in CALLS:
         setattr(os, name, watched(name, getattr(os, name)))
-    save(folder, 2.0)
+    save(folder, 2.0, ledger=ledger)
 
 
 def test_a_crash_at_any_system_call_leaves_a_good_checkpoint(tmp_path: Path) -> None:
@@ -85,8 +86,14 @@ def test_a_crash_at_any_system_call_leaves_a_good_checkpoint(tmp_path: Path) -> 
         number += 1
         folder = tmp_path / str(number)
         assert in_child(lambda folder=folder: save(folder, 1.0)) == 0
-        status = in_child(lambda folder=folder, number=number: crash_at(number, folder))
+        reader, ledger = os.pipe()
+        status = in_child(lambda folder=folder, number=number, ledger=ledger: crash_at(number, folder, ledger))
         values.append(read(folder))
+        os.close(ledger)
+        with os.fdopen(reader, "rb") as told:
+            unfinished = Unfinished()
+            unfinished.follow(told.read())
+        assert unfinished.remove() and {path.name[0] for path in folder.glob(".*-step-*")} == set()
         assert in_child(lambda folder=folder: save(folder, 3.0)) == 0
         assert read(folder) == 3.0
         assert sorted(p.name for p in folder.iterdir() if p.name != ".lock") == [store.committed(folder)[-1].name]

@@ -196,6 +196,21 @@ def test_the_callers_death_leaves_nothing() -> None:
         process.communicate(timeout=30)
 
 
+def test_the_death_of_caller_and_launcher_leaves_nothing() -> None:
+    with sleeper() as process:
+        (launcher,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        folder = Path(Path(f"/proc/{launcher}/cmdline").read_text().split("\0")[-3])
+        assert folder.is_dir()
+        os.kill(process.pid, signal.SIGSTOP)  # or it could clean up before it dies
+        os.kill(launcher, signal.SIGKILL)
+        process.kill()
+        process.communicate(timeout=30)
+        leave = time.monotonic() + 60
+        while folder.exists():
+            assert time.monotonic() < leave
+            time.sleep(0.02)
+
+
 def test_the_launchers_death_is_an_error_of_the_caller() -> None:
     with sleeper() as process:
         (launcher,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

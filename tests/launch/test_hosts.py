@@ -167,7 +167,7 @@ def test_a_blocked_screen_does_not_end_the_job(sshd: Sshd, tmp_path: Path) -> No
 BEGUN = """
 import json, os, time
 os.mkdir(".unfinished")
-os.write(int(os.environ["HOCKET_EVENTS"]), json.dumps({"kind": "happening", "name": "checkpoint begun",
+os.write(int(os.environ["HOCKET_LEDGER"]), json.dumps({"kind": "happening", "name": "temporary folder begun",
          "details": {"folder": os.path.abspath(".unfinished")}, "time": 0}).encode() + b"\\n")
 print("running", flush=True)
 time.sleep(600)

@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from hocket.events import Facts, Happening, Metrics, PipeSink, Progress, Stage
+from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Facts, Happening, Metrics, PipeSink, Progress, Stage
 
 descriptor, rank = int(os.environ["HOCKET_EVENTS"]), int(os.environ["RANK"])
-sink = PipeSink(descriptor)
+sink, ledger = PipeSink(descriptor), PipeSink(int(os.environ["HOCKET_LEDGER"]))
 os.set_blocking(descriptor, True)  # nothing is dropped, however slow the launcher is
 
 
@@ -40,13 +40,14 @@ def flood() -> None:
 def checkpoints(folder: str, end: str = "") -> None:
     for name in (".one", ".two", ".three", "keep"):
         (Path(folder) / name).mkdir(parents=True)
-        sink.put(Happening("checkpoint begun", {"folder": f"{folder}/{name}"}))
+        ledger.put(Happening(FOLDER_BEGUN, {"folder": f"{folder}/{name}"}))
+    ledger.put(Happening(FOLDER_DONE, {"folder": f"{folder}/.one"}))
     sink.put(Happening("checkpoint saved", {"folder": f"{folder}/.one", "path": f"{folder}/one"}))
     sink.put(Happening("checkpoint failed", {"folder": f"{folder}/.two", "reason": "test"}))
     if end == "raise":
         raise ValueError("broken on purpose")
-    if end == "signal":
-        os.kill(os.getppid(), signal.SIGTERM)
+    if end:
+        os.kill(os.getppid(), getattr(signal, end))
         time.sleep(600)
 
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 
-from hocket.launch import leftovers
+from hocket.launch import guardian, leftovers
 
 
 def main() -> None:
@@ -19,6 +19,7 @@ def main() -> None:
     parent, folder, count = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)  # until the supervisor has handlers of its own
+    guardian.begin(folder)
     try:
         leftovers.end_with_parent(int(parent))
         from hocket.launch import cli
@@ -27,6 +28,7 @@ def main() -> None:
         sys.argv = ["hocket", "run", "-n", count, "--report", report, "-m", "hocket.job.function.worker", folder]
         cli.main()
     finally:
+        guardian.end()
         if os.getppid() != int(parent):
             shutil.rmtree(folder, ignore_errors=True)
 

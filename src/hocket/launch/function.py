@@ -5,6 +5,7 @@ The only module of this layer that imports torch, because it packs tensors; ``ho
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import shutil
@@ -121,7 +122,9 @@ def _send(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 def _outcome(folder: Path, status: int, name: str) -> Any:
     report = folder / "report.txt"
     if status != 0:
-        text = report.read_text(encoding="utf-8") if report.exists() else ""
+        text = ""
+        with contextlib.suppress(FileNotFoundError):  # a launcher that was killed has left none
+            text = report.read_text(encoding="utf-8")
         raise JobError(text.removeprefix("hocket: ") or f"the launcher ended with status {status}: see what it printed")
     try:
         return worker.receive_result(folder)

@@ -1,4 +1,4 @@
-"""Nothing of a job is left behind: find its processes, and a guardian that ends them if the launcher dies.
+"""Nothing of a job is left behind: find its processes, and end them.
 
 Every process of a job inherits one environment variable with the job's own mark, however it was started.
 """
@@ -138,39 +138,3 @@ def end_with_parent(parent: int) -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(128 + signal.SIGTERM)
-
-
-class Guardian:
-    """A process of its own that kills the rest of the job when the launcher ends without having said so."""
-
-    def __init__(self, mark: str) -> None:
-        reader, self._writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _guard(mark, reader)
-        os.close(reader)
-
-    def dismiss(self) -> None:
-        """The job has ended in order."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._writer, b"x")
-        os.close(self._writer)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-
-def _guard(mark: str, reader: int) -> None:
-    try:
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        # Hold nothing of the launcher's: who reads its output must see the end of it.
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):
-            os.dup2(null, descriptor)
-        os.closerange(3, reader)
-        os.closerange(reader + 1, 1 << 16)
-        if not os.read(reader, 1):
-            kill(mark)
-    finally:
-        os._exit(0)

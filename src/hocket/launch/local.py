@@ -12,11 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from hocket.launch import leftovers
+from hocket.launch import guardian, leftovers
 from hocket.launch.crew import Chunk, Crew, Loss, Member, Pipe
 from hocket.launch.environment import Job, Place, of_server, of_worker
 from hocket.launch.signals import Signals
-from hocket.launch.unfinished import Unfinished
 
 SERVER = "hocket.server"  # the module that a server runs
 _DRAIN = 64  # reads of 64 KiB; a pipe holds as much as one
@@ -62,13 +61,12 @@ class LocalCrew(Crew):
         self._mark = job.mark if place is None else place.mark(job)
         self._processes: dict[Member, subprocess.Popen[bytes]] = {}
         self._events: list[int] = []
-        self._unfinished = Unfinished()
         self._is_closed = False
         self._selector = selector or selectors.DefaultSelector()
         self._owns_selector = selector is None
         if selector is None:
             self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
-        self._guardian = leftovers.Guardian(self._mark)
+        self._guardian = guardian.guard(self._mark)
         leftovers.adopt_orphans()
         self._reserved = reserve_port() if port is None else None
         number = port if self._reserved is None else self._reserved.getsockname()[1]
@@ -125,7 +123,6 @@ class LocalCrew(Crew):
             return
         self._is_closed = True
         leftovers.kill(self._mark, spare=self._guardian.pid)
-        self._unfinished.remove()
         self._guardian.dismiss()
         for member in self.members:
             for key in self._keys(member):
@@ -158,7 +155,8 @@ class LocalCrew(Crew):
         secret, given = os.pipe()
         os.write(given, key)
         os.close(given)
-        env.update(HOCKET_EVENTS=str(writer), HOCKET_SECRET_FD=str(secret))
+        ledger = self._guardian.ledger
+        env.update(HOCKET_EVENTS=str(writer), HOCKET_SECRET_FD=str(secret), HOCKET_LEDGER=str(ledger))
         process = subprocess.Popen(
             [sys.executable, *command],
             env=env,
@@ -166,7 +164,7 @@ class LocalCrew(Crew):
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=(writer, secret),
+            pass_fds=(writer, secret, ledger),
             start_new_session=True,
             preexec_fn=arrange,  # noqa: PLW1509 - the launcher has one thread
             bufsize=0,
@@ -193,8 +191,6 @@ class LocalCrew(Crew):
             self._selector.unregister(key.fd)
             return []
         member, pipe = key.data
-        if pipe == "events":
-            self._unfinished.follow(member.name, data)
         return [Chunk(member, pipe, data)]
 
     def _drain(self, member: Member) -> Iterator[Chunk]:

@@ -22,7 +22,7 @@ import torch
 
 from hocket import spans
 from hocket.errors import CheckpointError, MismatchError
-from hocket.events import Happening
+from hocket.events import Happening, NoSink, PipeSink, Sink
 from hocket.job.checkpoint import parts, tensor_file
 from hocket.job.checkpoint.snapshot import Camera, Snapshot, Subjects
 from hocket.job.checkpoint.store import Store
@@ -65,6 +65,8 @@ class Saver:
         self._writers = runtime.together.topology.home
         self._writes = runtime.together.rank in self._writers
         self._stores: dict[Path, Store] = {}
+        ledger = runtime.config.ledger
+        self._ledger: Sink = NoSink() if ledger is None else PipeSink(ledger)
         self._camera = Camera(runtime)
         self._image: Image | None = None
         self._last = Saving()
@@ -118,7 +120,7 @@ class Saver:
     def open(self, folder: Path) -> None:
         """Make sure, before any checkpoint is due, that they can be written to ``folder``; collective."""
         folder = folder.resolve()
-        self._runtime.on_rank_0(lambda: self._stores.setdefault(folder, Store(folder)).open(keep=True))
+        self._runtime.on_rank_0(lambda: self._stores.setdefault(folder, Store(folder, self._ledger)).open(keep=True))
 
     def _is_first(self, client: Client) -> bool:
         """Whether this worker saves for all: rank 0, or if it is lost the next one on its host, where the folder is."""
@@ -148,7 +150,7 @@ class Saver:
     def _begin(self, folder: Path, taken: Snapshot) -> Path:
         """Have rank 0 make the new folder, and everyone know it."""
         step = taken.step
-        kept = self._stores.setdefault(folder, Store(folder))
+        kept = self._stores.setdefault(folder, Store(folder, self._ledger))
         path = self._runtime.on_rank_0(lambda: str(kept.begin(step, secrets.token_hex(6))), self._runtime.together)
         if self._runtime.together.rank == 0:
             self._runtime.sink.put(Happening("checkpoint begun", {"folder": path, "step": step}))

@@ -27,6 +27,7 @@ from typing import Any
 
 from hocket import __version__
 from hocket.errors import CheckpointError
+from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Happening, NoSink, Sink
 from hocket.job.checkpoint import tensor_file
 from hocket.job.checkpoint.packer import Text, join, write
 from hocket.job.checkpoint.tensor_file import Written
@@ -37,10 +38,16 @@ _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 
 
 class Store:
-    """The folder, for the one process that writes to it."""
+    """The folder, for the one process that writes to it.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Of the checkpoints.
+        ledger: Is told of temporary folders, so that somebody removes them if this process is killed.
+    """
+
+    def __init__(self, folder: Path, ledger: Sink | None = None) -> None:
         self.folder = folder
+        self._ledger = ledger or NoSink()
         self._lock: int | None = None
         self._keeps = False
 
@@ -61,6 +68,7 @@ class Store:
         try:
             number = max((_number(path) for path in committed(self.folder)), default=0) + 1
             folder = self.folder / f".{number:06d}-step-{step}.{token}"
+            self._note(FOLDER_BEGUN, folder)
             folder.mkdir()
         except OSError as error:
             raise self._refusal(error) from None
@@ -75,6 +83,7 @@ class Store:
         _flush(folder)
         final = self._rename(folder)
         _flush(self.folder)
+        self._note(FOLDER_DONE, folder)
         for old in committed(self.folder)[:-keep]:
             self._remove(old)
         return final
@@ -96,8 +105,13 @@ class Store:
         """Take a checkpoint away at once, not file by file."""
         hidden = self.folder / f".{path.name}.removed"
         with contextlib.suppress(OSError):
+            self._note(FOLDER_BEGUN, hidden)
             path.rename(hidden)
             shutil.rmtree(hidden)
+            self._note(FOLDER_DONE, hidden)
+
+    def _note(self, what: str, folder: Path) -> None:
+        self._ledger.put(Happening(what, {"folder": str(folder)}))
 
     def release(self) -> None:
         """Let other jobs write here, unless ``open`` was told otherwise."""
