@@ -29,6 +29,9 @@ class Progress:
         seen: Samples since the training began, of all workers.
         waited: Seconds that this worker has slept for others since it started.
         exchanging: Seconds that it has spent in exchanges since it started, waiting included.
+        own: Samples that this worker itself has trained on since it started.
+        before: Samples of all workers in the run that this one goes on from.
+        ends: Whether a loop has ended, or the script ends: such a record is never left out.
     """
 
     epoch: int
@@ -39,6 +42,9 @@ class Progress:
     seen: int = 0
     waited: float = 0.0
     exchanging: float = 0.0
+    own: int = 0
+    before: int = 0
+    ends: bool = False
 
     kind = "progress"
 
@@ -244,8 +250,8 @@ class PipeSink:
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE)
 
     def put(self, record: Record) -> None:
-        """Send at most ten records of progress a second, but always the last one of an epoch."""
-        if isinstance(record, Progress):
+        """Send at most ten records of progress a second, but always the last one of a loop."""
+        if isinstance(record, Progress) and not record.ends:
             now = time.monotonic()
             if now < self._next and record.step != record.steps:
                 return

@@ -35,9 +35,7 @@ assert model[5].weight is model[3].weight
 
 def make() -> tuple[nn.Sequential, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Embedding(9, 8), nn.Flatten(), nn.Linear(32, 8), nn.Linear(8, 8), nn.BatchNorm1d(8)
-    )
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(32, 8), nn.Linear(8, 8), nn.BatchNorm1d(8))
     model.append(nn.Linear(8, 8))
     model[5].weight = model[3].weight  # tied
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

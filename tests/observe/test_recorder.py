@@ -13,7 +13,7 @@ import pytest
 
 from hocket.errors import RecordError, UsageError
 from hocket.events import Facts, Happening, Metrics, Progress, Served
-from hocket.observe import folders, reader, show
+from hocket.observe import curves, folders, reader, show
 from hocket.observe import recorder as recorder_module
 from hocket.observe.recorder import Recorder, Thinning
 from hocket.observe.writer import Writer
@@ -84,6 +84,21 @@ def test_the_last_progress_is_kept_even_if_thinned(tmp_path: Path, clock: list[f
         recorder.take(0, Progress(1, step, 1000, step, step, step))
     recorder.finish(0, "", [])
     assert rows(tmp_path, "SELECT count(*), max(total) FROM steps") == [(11, 1000)]
+
+
+def test_samples_of_all_ranks_are_added_up_in_the_end(tmp_path: Path, clock: list[float]) -> None:
+    """The lead knows 90 of 100; others tell more later, and the script ends long after its training."""
+    recorder = Recorder(tmp_path, FACTS)
+    for step in range(1, 4):
+        clock[0] += 1.0
+        recorder.take(0, Progress(1, step, 9, 30 * step, step, 500 + 30 * step, own=10 * step, before=500))
+        recorder.take(1, Progress(1, step, 9, 30 * step, step, 500 + 30 * step, own=20 * step, before=500))
+    clock[0] += 60.0
+    recorder.take(1, Progress(1, 3, 9, 90, 3, 590, own=70, before=500, ends=True))
+    recorder.take(0, Progress(1, 3, 9, 90, 3, 590, own=30, before=500, ends=True))
+    recorder.finish(0, "", [])
+    assert reader.read(tmp_path).speed.seen == 600 and curves.read(tmp_path).seen == 600
+    assert rows(tmp_path, "SELECT max(time) - min(time) FROM steps") == [(2.0,)]
 
 
 def test_values_that_are_not_finite(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, TypeVar, cast
@@ -24,19 +23,21 @@ from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, HocketError, UsageError
-from hocket.events import Facts, Happening, Metrics, NoSink, PipeSink, Progress, Sent, Sink, Stage, Traffic
+from hocket.events import Happening, NoSink, PipeSink, Sink, Stage
 from hocket.job import devices, rendezvous
 from hocket.job.loops import Loops
 from hocket.job.randomness import RandomState, reseed
+from hocket.job.telling import Tally, Teller
 from hocket.server.client import Client
 from hocket.server.communicator import ServedCommunicator
+from hocket.strategies import collector
 from hocket.strategies.base import Strategy
 from hocket.transport.gate import STACK_SIGNAL
 
 T = TypeVar("T")
 
 
-class Runtime:
+class Runtime(Teller):
     """The worker that this process is.
 
     Attributes:
@@ -50,6 +51,7 @@ class Runtime:
     """
 
     def __init__(self, config: Config, communicator: Communicator, sink: Sink | None = None) -> None:
+        super().__init__()
         self.config, self.communicator = config, communicator
         self.models: list[nn.Module] = []
         self.parameters: dict[int, nn.Parameter] = {}
@@ -64,13 +66,12 @@ class Runtime:
         self.weight = 1.0
         self.sink: Sink = sink or NoSink()
         self._agreed: int | None = None
+        self.tally = Tally(lambda: collector.passes() + sum(counter.steps for counter in self.counters))
         self.loops = Loops(communicator, self.strategies, self.models)
         self._weights: dict[int, float] = {}
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
         self._step_of_batch = 0
         self._random: RandomState | None = None
-        self._skipped, self._next_traffic = 0, 0.0
-        self._told: tuple[int, int, int | None, int] | None = None  # how far the loop was
         self._has_begun = False
         self.undo: Callable[[], None] | None = None  # what a repeated batch has left in buffers and random numbers
         if config.checkpoint is not None and config.rank == 0:
@@ -123,6 +124,7 @@ class Runtime:
             self._weights.pop(left, None)
         self._left.clear()
         if weight is None:
+            self.tally.close(loader)
             self._weights.pop(id(loader), None)
         else:
             self._weights[id(loader)] = weight
@@ -134,6 +136,8 @@ class Runtime:
     def leave_loop(self, loader: object) -> None:
         """A training loop was left before its end; what its last batch counts holds until the next one comes."""
         self._left.append(id(loader))
+        self.tally.close(loader)
+        self.tell_again()
         if self.step > self._step_of_batch:
             self.leave_no_trace()
 
@@ -157,51 +161,6 @@ class Runtime:
         for strategy in self.strategies:
             strategy.begin_batch(samples, mean)
 
-    def tell(self, epoch: int, step: int, steps: int | None, samples: int) -> None:
-        """Let the launcher know how far a training loop is."""
-        if not isinstance(self.sink, NoSink):
-            self._told = (epoch, step, steps, samples)
-            skipped = sum(strategy.skipped for strategy in self.strategies)
-            if skipped > self._skipped and self.config.rank == 0:
-                self.sink.put(Happening("step skipped", {"step": self.step, "skipped so far": skipped}))
-            self._skipped = skipped
-            exchanging = sum(strategy.exchanging for strategy in self.strategies)
-            progress = Progress(
-                epoch, step, steps, samples, self.step, self.samples, self.communicator.waited, exchanging
-            )
-            self.sink.put(progress)
-            self.tell_news()
-            if time.monotonic() > self._next_traffic:
-                self.tell_traffic()
-                self.tell_sent()
-                self.tell_gradients()
-
-    def tell_news(self) -> None:
-        """Let the launcher know what strategies have found out."""
-        for strategy in self.strategies:
-            if facts := strategy.take_facts():
-                self.sink.put(Facts(facts))
-            if measures := strategy.take_measures():
-                self.sink.put(Metrics(self.step, self.samples, time.time(), measures))
-
-    def tell_traffic(self) -> None:
-        """Let the launcher know what exchanges with other hosts took so far."""
-        traffic, self._next_traffic = self.communicator.traffic, time.monotonic() + 1.0
-        if traffic is not None:
-            self.sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
-
-    def tell_gradients(self) -> None:
-        """Let the launcher know how much the gradients of workers differed so far."""
-        for number, gauge in enumerate(gauge for strategy in self.strategies for gauge in strategy.gauges):
-            if (report := gauge.report(number)) is not None:
-                self.sink.put(report)
-
-    def tell_sent(self) -> None:
-        """Let the launcher know how much this worker has handed to exchanges."""
-        sent = sum(strategy.sent for strategy in self.strategies)
-        if sent:
-            self.sink.put(Sent(sent))
-
     def begin_loop(self, loader: object, epoch: int) -> None:
         """A training loop begins."""
         if not self._has_begun and self.config.rank == 0:
@@ -212,8 +171,7 @@ class Runtime:
     def end_epoch(self, loader: object) -> None:
         """A training loop has come to the end of its loader; collective."""
         self.loops.end(loader, alone=self.client is not None)
-        if self._told is not None:
-            self.tell(*self._told)  # now that its last step is done
+        self.tell_again()  # now that its last step is done
 
     def on_rank_0(self, work: Callable[[], T], communicator: Communicator | None = None) -> T:
         """What ``work`` returns on rank 0 (plain data), or its error, on all ranks; collective."""
@@ -306,6 +264,8 @@ def init() -> None:
         devices.take(config.local_rank)
     if config.size > 1 or config.servers:
         _say_goodbye(_current)
+    elif config.events is not None:
+        atexit.register(_current.tell_again)
 
 
 def _keep_spans(config: Config, sink: Sink) -> None:
@@ -386,6 +346,7 @@ def _say_goodbye(runtime: Runtime) -> None:
                 failed = True
                 print(f"hocket: at the end of rank {runtime.config.rank}: {error}", file=sys.stderr, flush=True)
                 runtime.sink.put(Stage("failed", 1))
+        runtime.tell_again()
         runtime.tell_traffic()
         runtime.tell_gradients()
         runtime.tell_sent()

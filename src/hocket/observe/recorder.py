@@ -62,7 +62,9 @@ class Recorder:
         self._thinning, self._odometer = Thinning(), Odometer()
         self._row: Mark | None = None  # of the last row of steps
         self._left_out: tuple[Progress, Mark] | None = None
+        self._last: Progress | None = None  # of the lead
         self._ranks: dict[int, tuple[float, Progress]] = {}
+        self._samples: dict[int, int] = {}  # that each rank itself has trained on
         self._told_by_first: set[str] = set()
         self._began: set[int] = set()  # ranks that have had a batch
         for section, values in facts.items():
@@ -84,6 +86,7 @@ class Recorder:
                 first = {"time": time.time(), "waited": record.waited, "exchanging": record.exchanging}
                 self.add_facts("began", {f"rank {rank}": first})
             self._ranks[rank] = (time.time(), record)
+            self._samples[rank] = record.own
             if rank == self.lead:
                 self._progress(record, time.time())
         elif isinstance(record, Metrics) and rank == self.lead:
@@ -117,6 +120,7 @@ class Recorder:
             if not said:
                 if self._left_out is not None:
                     self._write_row(*self._left_out)
+                self._add_up()
                 self._save()
         except RecordError as error:
             trouble = error
@@ -145,7 +149,22 @@ class Recorder:
             self._failed = True
             raise
 
+    def _add_up(self) -> None:
+        """A last row, of the same time: while a run goes on, the lead cannot know all that others have trained on."""
+        if self._last is None or self._row is None or not any(self._samples.values()):
+            return
+        seen = self._last.before + sum(self._samples.values())
+        if seen != self._row.samples:
+            self._write_row(self._last, dataclasses.replace(self._row, samples=seen))
+
     def _progress(self, record: Progress, now: float) -> None:
+        last, self._last = self._last, record
+        if (
+            record.ends
+            and last is not None
+            and (last.total, last.seen, last.step) == (record.total, record.seen, record.step)
+        ):
+            return  # a script that ends long after its training
         mark = self._odometer.read(record, now)
         if self._thinning.lets_through(now):
             self._write_row(record, mark)

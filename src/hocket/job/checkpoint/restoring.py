@@ -40,6 +40,7 @@ class Saved:
         if not subjects.is_training:
             return  # weights for something else: counts and random numbers are not its business
         runtime.batches, runtime.samples = manifest["batches"], manifest["samples"]
+        runtime.tally.restart(runtime.samples)
         runtime.metrics = self.metrics()
         for counter, steps in zip(runtime.counters, manifest["steps"], strict=False):
             counter.steps = steps

@@ -138,6 +138,8 @@ class Loader:
             return
         self._latest = None
         self.epoch -= 1
+        if self._runtime.strategies:  # else there are no backward passes to tell a glance by
+            self._runtime.samples -= glance.samples - (glance.origin["samples"] if glance.origin is not None else 0)
         if glance.origin is not None:
             self._resumed = glance.origin
             self.epoch = glance.origin["epoch"] - 1
@@ -163,7 +165,8 @@ class Loader:
     def pass_samples(self) -> int | None:
         """Samples of a pass over the data, of all ranks; None where nobody can know."""
         divides = self._sampler is not None and not self.is_per_rank
-        return original_loader.count_samples(self.original, self._size) if divides else None
+        together = self._size if self._deal is None else 1  # batches that make one of all ranks
+        return original_loader.count_samples(self.original, together) if divides else None
 
     @property
     def _mean(self) -> float | None:
@@ -246,6 +249,8 @@ class Loader:
             if training:
                 if isinstance(self._turns, Turns):
                     self._turns.leave(now.plan.counts, was_left=False)
+                    if self._deal is not None:
+                        runtime.samples += now.complete(self.pass_samples)
                 runtime.end_epoch(self)
                 runtime.weigh(self, None)
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader)); or something has raised
@@ -277,6 +282,7 @@ class Loader:
     def _begin_step(self, now: Pass, counts: Counts, everywhere: int) -> None:
         """A training loop gets a batch."""
         runtime = self._runtime
+        runtime.tally.give(self, counts.here)
         if self._turns is not None:
             now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
             self.weight = 1.0

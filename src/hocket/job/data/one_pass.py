@@ -42,6 +42,16 @@ class Pass:
         self.samples += everywhere
         self.taken = counts.taken or self.taken
 
+    def complete(self, whole: int | None) -> int:
+        """All of the data has been trained on, by whichever rank: how many samples more that is than was known.
+
+        Args:
+            whole: Samples of a pass, if that is known.
+        """
+        rest = 0 if whole is None else whole - self.samples
+        self.samples += rest
+        return rest
+
     def watched(self, items: Iterator[Item], *, training: bool) -> Iterator[Item]:
         """The same items; a timeline, if there is one, is told how long each took to come, and how long it was used."""
         return self._watch(items, training=training) if spans.are_kept() else items

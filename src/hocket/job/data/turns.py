@@ -114,6 +114,8 @@ class Turns:
             # What was not pushed is for others; a loop that is left early seldom trains on its last batch afterwards.
             open_ones = self._open
             self._finish([number for number in self._given if number not in open_ones])
+            if open_ones:
+                self._runtime.tally.drop()  # others train on them
             self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(open_ones)])
             client.turn.batches = [each for each in client.turn.batches if each[0] != self.deal.number]
             self._given = []
