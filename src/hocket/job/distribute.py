@@ -24,7 +24,7 @@ from hocket.job.data.loader import Loader
 from hocket.job.learning_rate import scale_lr as apply_scale
 from hocket.job.plain_copies import copy_plainly
 from hocket.job.replicas import ReplicaCheck
-from hocket.job.runtime import Runtime, StepCounter, current
+from hocket.job.runtime import Runtime, StepCounter, current, meeting
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
@@ -32,6 +32,7 @@ from hocket.strategies.choices import Choice, FullBatch, Gossip, Served
 from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
+from hocket.strategies.phases import hand_over
 from hocket.strategies.served import ServedTraining
 
 
@@ -51,7 +52,8 @@ def distribute(
 
     Model and optimizer are changed in place: all ranks start from rank 0's parameters and buffers, and from then on
     have random numbers of their own. The loader is a new one over the same data set, with this rank's part of every
-    global batch. Call it again for further models and loaders; parameters may be shared between models.
+    global batch. Call it again for further models and loaders; parameters may be shared between models. A model that
+    is given again, with a new optimizer for the same parameters, is trained by that one from then on.
 
     Args:
         model: The model to train; may be left out to distribute only a loader.
@@ -68,7 +70,7 @@ def distribute(
     Returns:
         What was given, in the same order; a single thing by itself.
     """
-    runtime = current()
+    runtime = current() if model is None else meeting()
     if optimizer is not None and model is None:
         raise UsageError("distribute() got an optimizer without a model: pass the model that it trains, too")
     if warmup and scale_lr is None:
@@ -102,18 +104,16 @@ def _train_together(
         raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
     choice = choices.parse(choices.write(choice))  # with a look at every value
     told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)
-    if model in runtime.models:
-        raise UsageError(
-            "this model has already been distributed: call hocket.distribute() once for each model, with all of its "
-            "optimizers in a list if there are several"
-        )
+    step, former = runtime.step, _make_room(runtime, model, optimizers) if model in runtime.models else []
     if not runtime.models:
         randomness.diversify(runtime.communicator)
         facts = _describe(runtime.communicator, choice, model, config.servers)
         runtime.sink.put(Facts({**facts, "optimizer": ", ".join(type(each).__name__ for each in optimizers)}))
-    runtime.models.append(model)
+    if model not in runtime.models:
+        runtime.models.append(model)
     copy_plainly(model, optimizers)
-    runtime.counters += [StepCounter(optimizer) for optimizer in optimizers]
+    runtime.guard.optimizers[model] = optimizers
+    runtime.counters += [StepCounter(optimizer, step if former else 0) for optimizer in optimizers]
     groups = _divide(model, optimizers, set(runtime.parameters))
     runtime.parameters |= {id(p): p for p in model.parameters()}
     runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
@@ -145,11 +145,49 @@ def _train_together(
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
             built = build(choice, runtime.communicator, runtime.client, model, optimizer, members, on_nan)
             runtime.strategies.append(built)
+            runtime.guard.take(model, optimizer, built, members.parameters)
+            if len(former) == len(groups):
+                _go_on(former.pop(0), built)
             if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.check_replicas and optimizer is not None:
                 check = ReplicaCheck(runtime.communicator, built, config.check_replicas)
                 optimizer.register_step_post_hook(check.after_step)
+
+
+def _make_room(runtime: Runtime, model: nn.Module, optimizers: list[Optimizer]) -> list[Strategy]:
+    """Have the strategies of ``model`` rest for good, as other optimizers are to train it; collective."""
+    before = runtime.guard.optimizers[model]
+    trained = [
+        {id(p) for o in each for group in o.param_groups for p in group["params"]} for each in (before, optimizers)
+    ]
+    if not optimizers or set(before) & set(optimizers) or not trained[0] <= trained[1]:
+        raise UsageError(
+            "this model has already been distributed: call hocket.distribute() once for each model, with all of its "
+            "optimizers in a list if there are several; called again, it takes new optimizers for all that the former "
+            "ones trained"
+        )
+    if runtime.client is not None:
+        raise StrategyError(
+            "servers keep the optimizer that a model was distributed with: change the options in its param_groups, or "
+            "use --strategy mirrored, central or local_sgd"
+        )
+    former, freed = runtime.guard.release(model)
+    for strategy in former:
+        strategy.rest()
+        runtime.strategies.remove(strategy)
+    runtime.idle = [each for each in runtime.idle if each.args[1] is not model]
+    runtime.counters = [counter for counter in runtime.counters if counter.optimizer not in before]
+    for each in freed:
+        runtime.parameters.pop(each, None)
+    return former
+
+
+def _go_on(former: Strategy, strategy: Strategy) -> None:
+    """Let ``strategy`` be where ``former`` was; collective."""
+    strategy.load_state(former.state())
+    strategy.counts_steps = former.counts_steps
+    hand_over(former.collector, strategy.collector)
 
 
 def _divide(

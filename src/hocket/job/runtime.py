@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import faulthandler
+import functools
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from typing import Protocol, TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hocket import config as configuration
 from hocket import spans
@@ -25,6 +27,7 @@ from hocket.config import Config
 from hocket.errors import CheckpointError, HocketError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Sink, Stage
 from hocket.job import devices, rendezvous
+from hocket.job.guard import Guard
 from hocket.job.loops import Loops
 from hocket.job.randomness import RandomState, reseed
 from hocket.job.telling import Tally, Teller
@@ -56,8 +59,9 @@ class Runtime(Teller):
         self.models: list[nn.Module] = []
         self.parameters: dict[int, nn.Parameter] = {}
         self.strategies: list[Strategy] = []
-        self.idle: list[Callable[[], Strategy]] = []
+        self.idle: list[functools.partial[Strategy]] = []
         self.counters: list[StepCounter] = []
+        self.guard = Guard()
         self.warmups: list[Warmup] = []
         self.saver: object = None  # of checkpoints, when there has been one
         self.asks_for_checkpoints = False  # the training loop says when a step is complete
@@ -224,8 +228,8 @@ class Warmup(Protocol):
 class StepCounter:
     """Counts the steps of one optimizer, those that are skipped left out."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer, self.steps = optimizer, 0
+    def __init__(self, optimizer: Optimizer, steps: int = 0) -> None:
+        self.optimizer, self.steps = optimizer, steps
         optimizer.register_step_post_hook(self._count)
 
     def _count(self, *_: object) -> None:
@@ -233,6 +237,14 @@ class StepCounter:
 
 
 _current: Runtime | None = None
+
+
+def _before_step(optimizer: Optimizer, *_: object) -> None:
+    if _current is not None:
+        _current.guard.before_step(optimizer)
+
+
+register_optimizer_step_pre_hook(_before_step)
 
 
 def init() -> None:

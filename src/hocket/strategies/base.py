@@ -57,6 +57,9 @@ class Strategy(ABC):
     is_uneven: bool = False
     """Whether workers may be at different batches."""
 
+    serves_any_optimizer: bool = False
+    """Whether an optimizer that was not distributed may train the parameters, too: ``p.grad`` is the average."""
+
     skips_alone: bool = False
     """Whether a step may be left out on one worker only, so that workers are to be compared by ``batches``."""
 
@@ -68,6 +71,9 @@ class Strategy(ABC):
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most have nothing to do
         """A training loop begins; not collective, but at the same place on all ranks."""
+
+    def note_step(self) -> None:  # noqa: B027 - most meet in every step
+        """An optimizer takes a step on these parameters; not collective."""
 
     def glance(self) -> None:  # noqa: B027 - likewise
         """A training loop that has begun was left without any step; not collective."""

@@ -82,6 +82,7 @@ class GradientExchange:
         self.members, self.layout = members, layout
         self._follows = follows
         self.steps, self.seconds, self.sent = 0, 0.0, 0
+        self.taken = 0  # optimizer steps on these parameters; a rank that leaves one out is found by it
         self.judgement = Judgement(members.names, on_nan)
         self._communicator = communicator
         self._averager = gpu.make_averager(communicator, layout, private=private)
@@ -97,7 +98,8 @@ class GradientExchange:
         self._nbytes = self._find_nbytes()
 
     def describe(self) -> str:
-        return f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
+        rates = say_rates(self._optimizer)
+        return f"the gradient exchange of step {self.steps + 1}{rates}, after {self.taken} optimizer steps"
 
     def show(self, gradients: list[torch.Tensor]) -> None:
         """Let ``p.grad`` be one of ``gradients`` after an exchange, and not the average itself."""
@@ -144,7 +146,9 @@ class GradientExchange:
             self._nbytes = self._find_nbytes()
         self.gauge.see_rest(self._averager.slots)
         payload, begin = self.collector.payload(), time.perf_counter()
-        payloads = self._averager.average(self._number + number_rates(self._optimizer), payload, self.describe)
+        payloads = self._averager.average(
+            self._number + number_rates(self._optimizer, self.taken), payload, self.describe
+        )
         end = time.perf_counter()
         self.seconds += end - begin
         spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
@@ -237,9 +241,9 @@ def _rates(optimizer: Optimizer | None) -> list[float]:
     return [] if optimizer is None else [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
 
 
-def number_rates(optimizer: Optimizer | None) -> int:
-    """A part of a signature: ranks whose learning rates differ do not do the same."""
-    return zlib.crc32(repr(_rates(optimizer)).encode()) << 1
+def number_rates(optimizer: Optimizer | None, taken: int = 0) -> int:
+    """A part of a signature: ranks whose learning rates differ, or the steps taken so far, do not do the same."""
+    return zlib.crc32(repr((_rates(optimizer), taken)).encode()) << 1
 
 
 def say_rates(optimizer: Optimizer | None) -> str:

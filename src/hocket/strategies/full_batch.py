@@ -27,6 +27,8 @@ class FullBatchTraining(MirroredTraining):
     decide alike, and call the closure equally often.
     """
 
+    serves_any_optimizer = False  # nothing is exchanged before ``step()``
+
     def __init__(
         self,
         communicator: Communicator,

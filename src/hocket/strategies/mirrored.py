@@ -22,6 +22,8 @@ from hocket.updates.update import Step
 class MirroredTraining(CountedByExchange, Strategy):
     """The user's optimizer runs as it is, on gradients that are the same everywhere."""
 
+    serves_any_optimizer = True
+
     def __init__(
         self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
     ) -> None:
@@ -32,6 +34,9 @@ class MirroredTraining(CountedByExchange, Strategy):
         ModelHooks(model, self.collector)
         if optimizer is not None:
             wrap(optimizer, self._step, self.collector)
+
+    def note_step(self) -> None:
+        self._exchange.taken += 1
 
     def replica(self) -> dict[str, torch.Tensor] | None:
         return dict(zip(self._members.names, self._members.parameters, strict=True))

@@ -148,6 +148,13 @@ class PhasedTraining(Strategy):
     def replica(self) -> dict[str, torch.Tensor] | None:
         return self._now.replica()
 
+    @property
+    def serves_any_optimizer(self) -> bool:  # type: ignore[override]
+        return self._now.serves_any_optimizer
+
+    def note_step(self) -> None:
+        self._now.note_step()
+
     def _count_step(self) -> None:
         if self.counts_steps:
             self.end_batch()
@@ -170,7 +177,7 @@ class PhasedTraining(Strategy):
         old = self._now
         old.rest()
         self._put_to_work(self.phase + 1)
-        _hand_over(old.collector, self.collector)
+        hand_over(old.collector, self.collector)
         self._now.rise()
         if self._communicator.rank == 0:
             text = choices.write(self._choice.strategies[self.phase])
@@ -186,7 +193,7 @@ class PhasedTraining(Strategy):
         return [float(group.get("lr", 0.0)) for group in self._optimizer.param_groups]
 
 
-def _hand_over(old: Collector, new: Collector) -> None:
+def hand_over(old: Collector, new: Collector) -> None:
     """Let ``new`` go on with what the loader and ``accumulate`` have told ``old``."""
     weight = old.weight
     old.weigh(1.0)

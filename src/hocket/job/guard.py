@@ -1,0 +1,65 @@
+"""Looks at every step of every optimizer: whether it may train the parameters of distributed models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.errors import StrategyError, UsageError
+from hocket.strategies.base import Strategy
+
+
+class Guard:
+    """Of one worker: which optimizers are part of the job, and which parameters belong to which strategy."""
+
+    def __init__(self) -> None:
+        self.optimizers: dict[nn.Module, list[Optimizer]] = {}
+        self._known: dict[Optimizer, Strategy] = {}
+        self._replaced: set[Optimizer] = set()
+        self._strategies: dict[int, Strategy] = {}  # by the id of a parameter
+        self._models: dict[Strategy, nn.Module] = {}
+
+    def take(
+        self, model: nn.Module, optimizer: Optimizer | None, strategy: Strategy, parameters: Iterable[nn.Parameter]
+    ) -> None:
+        """``strategy`` has these parameters of ``model`` from now on, and the steps of ``optimizer``."""
+        self._models[strategy] = model
+        self._strategies |= {id(parameter): strategy for parameter in parameters}
+        if optimizer is not None:
+            self._known[optimizer] = strategy
+
+    def release(self, model: nn.Module) -> tuple[list[Strategy], set[int]]:
+        """The strategies of ``model`` and the ids of their parameters; its optimizers are not to be used any more."""
+        strategies = [strategy for strategy, home in self._models.items() if home is model]
+        freed = {each for each, strategy in self._strategies.items() if strategy in strategies}
+        for strategy in strategies:
+            del self._models[strategy]
+        for each in freed:
+            del self._strategies[each]
+        for optimizer in self.optimizers.pop(model, []):
+            self._known.pop(optimizer, None)
+            self._replaced.add(optimizer)
+        return strategies, freed
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer, of the job or not, is about to take a step."""
+        strategy = self._known.get(optimizer)
+        if strategy is not None:
+            strategy.note_step()
+            return
+        if optimizer in self._replaced:
+            raise UsageError(
+                f"this {type(optimizer).__name__} was replaced when hocket.distribute() was given another optimizer "
+                "for its model: call step() of that one"
+            )
+        ids = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        for each in {self._strategies[each] for each in ids if each in self._strategies}:
+            if not each.serves_any_optimizer:
+                raise StrategyError(
+                    f"this {type(optimizer).__name__} trains parameters of a distributed model and was not given to "
+                    "hocket.distribute(), so its steps would be this worker's alone: call hocket.distribute(model, "
+                    "optimizer) again with the new optimizer before its first step, or use --strategy mirrored"
+                )
+            each.note_step()
