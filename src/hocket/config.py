@@ -68,9 +68,10 @@ SETTINGS = {
         Setting("checkpoint-keep", "3", (), "How many checkpoints are kept."),
         Setting(
             "check-replicas",
-            "0",
+            "auto",
             (),
-            "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never.",
+            "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never, "
+            "auto in the first steps, at checkpoints, at the end, and between for 0.5 % of the time.",
         ),
         Setting("servers", "0", (), "How many parameter servers, for the strategies that need them: ps, downpour …"),
         Setting(
@@ -122,7 +123,7 @@ class Config:
     checkpoint: str | None = None
     checkpoint_every: int = 500
     checkpoint_keep: int = 3
-    check_replicas: int = 0
+    check_replicas: int | None = None
     job: str | None = None
     group: int | None = None
     host_name: str | None = None
@@ -162,7 +163,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         checkpoint=env.get("HOCKET_CHECKPOINT") or None,
         checkpoint_every=_counted(env, "checkpoint-every"),
         checkpoint_keep=_counted(env, "checkpoint-keep"),
-        check_replicas=_counted(env, "check-replicas"),
+        check_replicas=_replicas(env.get("HOCKET_CHECK_REPLICAS") or "auto"),
         job=env.get("HOCKET_JOB"),
         group=_integer(env, "GROUP_RANK", 0) if launched and "GROUP_RANK" in env else None,
         host_name=env.get("HOCKET_HOST_NAME") if launched else None,
@@ -297,6 +298,10 @@ def count(name: str, text: str) -> int:
 
 def _counted(env: Mapping[str, str], name: str) -> int:
     return count(name, env.get(SETTINGS[name].variable) or SETTINGS[name].default)
+
+
+def _replicas(text: str) -> int | None:
+    return None if text == "auto" else count("check-replicas", text)
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

@@ -12,8 +12,9 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,43 @@ class Spans:
     kind = "spans"
 
 
-Record = Progress | Metrics | Traffic | Sent | Gradients | Served | Facts | Happening | Stage | Spans
+@dataclass(frozen=True)
+class Replicas:
+    """What a worker's parameters were after its last step, where all workers must have the same.
+
+    Attributes:
+        values: Fingerprints by name.
+    """
+
+    values: dict[str, int]
+
+    kind = "replicas"
+
+    REMEDY: ClassVar[str] = (
+        "something changes them on some ranks only: look for code under `if hocket.rank() == …`, for gradients that "
+        "are edited by a rank's own rule, for random numbers in the optimizer, or for hosts with different processors "
+        "(--check-replicas 0 does not look)"
+    )
+
+    @staticmethod
+    def differences(everyone: Sequence[Mapping[str, int]], ranks: Sequence[int] | None = None) -> str:
+        """Which parameters differ, and on which ranks; those of most ranks are taken as right."""
+        numbers = range(len(everyone)) if ranks is None else ranks
+        differing = [name for name in everyone[0] if len({other.get(name) for other in everyone}) > 1]
+        said = []
+        for name in differing[:3]:
+            values = [other.get(name) for other in everyone]
+            usual = max(values, key=lambda value: (values.count(value), value == values[0]))
+            odd = [rank for rank, value in zip(numbers, values, strict=True) if value != usual]
+            said.append(f"{name!r} on rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}")
+        more = f", and {len(differing) - 3} more parameters" if len(differing) > 3 else ""
+        return ", ".join(said) + more
+
+
+Record = Progress | Metrics | Traffic | Sent | Gradients | Served | Facts | Happening | Stage | Spans | Replicas
 _KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Progress, Metrics, Traffic, Sent, Gradients, Served, Facts, Happening, Stage, Spans)
+    kind.kind: kind
+    for kind in (Progress, Metrics, Traffic, Sent, Gradients, Served, Facts, Happening, Stage, Spans, Replicas)
 }
 _PIPE = 1 << 19  # bytes of the pipe to the launcher
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Facts, Happening, Metrics, PipeSink, Progress, Stage
+from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Facts, Happening, Metrics, PipeSink, Progress, Replicas, Stage
 
 descriptor, rank = int(os.environ["HOCKET_EVENTS"]), int(os.environ["RANK"])
 sink, ledger = PipeSink(descriptor), PipeSink(int(os.environ["HOCKET_LEDGER"]))
@@ -49,6 +49,10 @@ def checkpoints(folder: str, end: str = "") -> None:
     if end:
         os.kill(os.getppid(), getattr(signal, end))
         time.sleep(600)
+
+
+def replicas(odd: str) -> None:
+    sink.put(Replicas({"0.weight": 7, "0.bias": 8 + (str(rank) == odd)}))
 
 
 def absent() -> None:

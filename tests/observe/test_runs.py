@@ -209,3 +209,11 @@ def test_an_unknown_or_ambiguous_id_is_one_line_with_the_choices(folder: Path) -
         done = hocket("runs", "show", part)
         assert done.returncode == 2 and done.stderr.startswith(f"hocket: {message}")
         assert first in done.stderr and second in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_replicas_that_differ_at_the_end_are_a_failure(folder: Path) -> None:
+    done = hocket("run", "-n", "3", SCRIPT, "replicas", "1")
+    assert done.returncode == 1
+    assert "after the last step the replicas were not equal: '0.bias' on rank 1; something" in done.stderr
+    assert runs()[0]["state"] == "failed (1)"
+    assert hocket("run", "-n", "2", SCRIPT, "replicas", "").returncode == 0

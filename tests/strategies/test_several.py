@@ -204,7 +204,7 @@ def test_replicas_that_drift_apart_are_found(pool: Pool) -> None:
         assert outcome.kind == "ReplicaError"
         assert "after 6 steps" in outcome.message and "'0.bias' on rank 2" in outcome.message
     assert pool.run(3, drift, "mirrored", -1, check_replicas=3) == [6] * 3
-    assert pool.run(3, drift, "mirrored", 2) == [6] * 3
+    assert pool.run(3, drift, "mirrored", 2, check_replicas=0) == [6] * 3
     assert pool.run(2, drift, "central", -1, check_replicas=1) == [6] * 2
 
 

@@ -36,11 +36,25 @@ def remember(models: Iterable[nn.Module]) -> Callable[[], None]:
 
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
-    """A number that differs, almost surely, if any of the tensors does."""
+    """A number of 32 bits that differs, almost surely, if any bit of the tensors does.
+
+    Large ones are first added up row by row, as integers, where they are: at the speed of memory, and of a GPU's.
+    """
     number = 0
     for tensor in tensors:
-        number = zlib.crc32(view_bytes(tensor.detach().contiguous().cpu()), number)
+        dense = tensor.detach().contiguous()
+        if dense.nbytes >= _LARGE:
+            data = dense.view(-1).view(torch.uint8)
+            data = data.clone() if data.storage_offset() % 8 or data.data_ptr() % 8 else data
+            rows = data.numel() // _ROW * _ROW
+            sums = data[:rows].view(torch.int64).view(-1, _ROW // 8).sum(1)
+            number = zlib.crc32(view_bytes(sums.cpu()), number)
+            dense = data[rows:]
+        number = zlib.crc32(view_bytes(dense.cpu()), number)
     return number
+
+
+_ROW, _LARGE = 1 << 12, 1 << 15  # bytes
 
 
 def differ(communicator: Communicator, model: nn.Module) -> bool:

@@ -150,8 +150,9 @@ def _train_together(
                 _go_on(former.pop(0), built)
             if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
-            if config.check_replicas and optimizer is not None:
+            if config.check_replicas != 0 and config.size > 1 and optimizer is not None:
                 check = ReplicaCheck(runtime.communicator, built, config.check_replicas)
+                runtime.checks[built] = check
                 optimizer.register_step_post_hook(check.after_step)
 
 
@@ -176,6 +177,7 @@ def _make_room(runtime: Runtime, model: nn.Module, optimizers: list[Optimizer]) 
     for strategy in former:
         strategy.rest()
         runtime.strategies.remove(strategy)
+        runtime.checks.pop(strategy, None)
     runtime.idle = [each for each in runtime.idle if each.args[1] is not model]
     runtime.counters = [counter for counter in runtime.counters if counter.optimizer not in before]
     for each in freed:

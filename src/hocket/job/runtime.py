@@ -8,11 +8,8 @@ import faulthandler
 import functools
 import json
 import multiprocessing
-import os
-import signal
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol, TypeVar, cast
 
 from torch import nn
@@ -24,12 +21,14 @@ from hocket import spans
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
-from hocket.errors import CheckpointError, HocketError, UsageError
+from hocket.errors import CheckpointError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Sink, Stage
 from hocket.job import devices, rendezvous
+from hocket.job.goodbye import say_goodbye
 from hocket.job.guard import Guard
 from hocket.job.loops import Loops
 from hocket.job.randomness import RandomState, reseed
+from hocket.job.replicas import ReplicaCheck
 from hocket.job.telling import Tally, Teller
 from hocket.server.client import Client
 from hocket.server.communicator import ServedCommunicator
@@ -62,6 +61,7 @@ class Runtime(Teller):
         self.idle: list[functools.partial[Strategy]] = []
         self.counters: list[StepCounter] = []
         self.guard = Guard()
+        self.checks: dict[Strategy, ReplicaCheck] = {}
         self.warmups: list[Warmup] = []
         self.saver: object = None  # of checkpoints, when there has been one
         self.asks_for_checkpoints = False  # the training loop says when a step is complete
@@ -275,7 +275,7 @@ def init() -> None:
     if config.size > 1:
         devices.take(config.local_rank)
     if config.size > 1 or config.servers:
-        _say_goodbye(_current)
+        say_goodbye(_current)
     elif config.events is not None:
         atexit.register(_current.tell_again)
 
@@ -326,46 +326,3 @@ def _have_stacks_printed() -> None:
             faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     except (AttributeError, OSError, ValueError, RuntimeError):
         pass  # there is no stderr to print them to
-
-
-def _say_goodbye(runtime: Runtime) -> None:
-    """Tell waiting ranks how this one ended: a finished script is not a crashed one."""
-    failed = False
-    previous = sys.excepthook
-    process = os.getpid()
-
-    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        nonlocal failed
-        failed = True
-        previous(kind, error, trace)
-        if os.getpid() != process:  # a child that the script has forked is no worker
-            return
-        spans.flush()
-        # Threads of the script may keep the process alive for long; nobody should wait for them.
-        runtime.communicator.leave(failed)
-        if runtime.communicator.nccl is not None:
-            runtime.communicator.nccl.abort()
-        runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1))
-
-    def on_exit() -> None:
-        nonlocal failed
-        if os.getpid() != process:
-            return
-        if not failed:
-            try:
-                runtime.loops.catch_up()  # others may wait for it
-            except HocketError as error:
-                failed = True
-                print(f"hocket: at the end of rank {runtime.config.rank}: {error}", file=sys.stderr, flush=True)
-                runtime.sink.put(Stage("failed", 1))
-        runtime.tell_again()
-        runtime.tell_traffic()
-        runtime.tell_gradients()
-        runtime.tell_sent()
-        runtime.tell_news()
-        runtime.communicator.leave(failed)
-        if runtime.communicator.nccl is not None:
-            runtime.communicator.nccl.close()
-
-    sys.excepthook = on_exception
-    atexit.register(on_exit)

@@ -224,7 +224,7 @@ def _checked(given: dict[str, str]) -> dict[str, str]:
         if name in settings:
             config.choice(name, settings[name])
     for name in config.COUNTS:
-        if name in settings:
+        if name in settings and settings[name] != config.SETTINGS[name].default:
             config.count(name, settings[name])
     for name in ("checkpoint", "run-dir"):
         if settings.get(name) == "":

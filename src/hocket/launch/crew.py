@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from hocket.observe.clock import Clock
@@ -23,6 +23,7 @@ class Member:
         stage: The last that it has told (see hocket.events.Stage).
         status: With which it says that it will end.
         has_joined: Whether it has told that it joined the others.
+        replicas: Fingerprints of its parameters after its last step, where those of all workers must be the same.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Member:
     stage: str = ""
     status: int = 0
     has_joined: bool = False
+    replicas: dict[str, int] = field(default_factory=dict)
     events_rest: bytes = b""
 
     @property

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from hocket.events import Replicas
 from hocket.launch.crew import Loss, Member
 
 _COLLATERAL = ("hocket.errors.WorkerLost", "hocket.errors.ServerLost")
@@ -77,6 +78,12 @@ def absence(absent: list[Member], waiting: list[Member], checkpoint: list[str]) 
         f"{ranks(w.number for w in absent)} on {hosts} finished without hocket.init(), in which "
         f"{ranks(w.number for w in waiting)} wait{'' if len(waiting) > 1 else 's'}: call it on every rank"
     )
+    return Outcome(1, reason, [*checkpoint, f"hocket: {reason}"])
+
+
+def drifted(differences: str, checkpoint: list[str]) -> Outcome:
+    """All workers have ended well, with parameters that are not equal and should be."""
+    reason = f"after the last step the replicas were not equal: {differences}; {Replicas.REMEDY}"
     return Outcome(1, reason, [*checkpoint, f"hocket: {reason}"])
 
 

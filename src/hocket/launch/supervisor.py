@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hocket.events import Facts, Stage, decode
+from hocket.events import Facts, Replicas, Stage, decode
 from hocket.launch import report
 from hocket.launch.crew import Chunk, Crew, Loss, Member
 from hocket.launch.environment import Job
@@ -119,7 +119,14 @@ class _Supervisor:
             return report.failure(failures, size, seconds, checkpoint)
         if absent:
             return report.absence(absent, waiting, checkpoint)
+        if differences := self._compare_replicas():
+            return report.drifted(differences, checkpoint)
         return report.finished(self._listener.summary(), list(self._survival.lost))
+
+    def _compare_replicas(self) -> str:
+        """How the workers' parameters differ after the last step, where they must be the same; empty if not at all."""
+        told = [worker for worker in self._workers if worker.replicas and not worker.is_lost]
+        return Replicas.differences([w.replicas for w in told], [w.number for w in told]) if len(told) > 1 else ""
 
     def _find_absent(self, running: list[Member]) -> list[Member]:
         """Those who have ended well, but without joining the others, if these wait for them."""
@@ -221,6 +228,8 @@ class _Supervisor:
             if isinstance(record, Stage):
                 member.stage, member.status = record.stage, record.status
                 member.has_joined = member.has_joined or record.stage == "joined"
+            elif isinstance(record, Replicas):
+                member.replicas = record.values
             elif record is not None:
                 if isinstance(record, Facts) and not member.is_server and record.values.get("survives loss") is True:
                     self._survival.is_told = True

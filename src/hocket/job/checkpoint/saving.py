@@ -89,6 +89,8 @@ class Saver:
             return Saving()  # one worker saves what is on the servers
         if patient:
             self.settle()
+        for check in runtime.checks.values():
+            check.compare()
         with contextlib.ExitStack() as averaged, spans.span(spans.DATA, "take a checkpoint"):
             for strategy in runtime.strategies:
                 averaged.enter_context(strategy.merged())

@@ -1,0 +1,65 @@
+"""How a worker ends: those who wait for it, and the launcher, are told."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hocket import spans
+from hocket.errors import HocketError
+from hocket.events import Stage
+from hocket.job.replicas import describe_last
+
+if TYPE_CHECKING:
+    from hocket.job.runtime import Runtime
+
+
+def say_goodbye(runtime: Runtime) -> None:
+    """Tell waiting ranks how this one ended: a finished script is not a crashed one."""
+    failed = False
+    previous = sys.excepthook
+    process = os.getpid()
+
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        nonlocal failed
+        failed = True
+        previous(kind, error, trace)
+        if os.getpid() != process:  # a child that the script has forked is no worker
+            return
+        spans.flush()
+        # Threads of the script may keep the process alive for long; nobody should wait for them.
+        runtime.communicator.leave(failed)
+        if runtime.communicator.nccl is not None:
+            runtime.communicator.nccl.abort()
+        runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1))
+
+    def on_exit() -> None:
+        nonlocal failed
+        if os.getpid() != process:
+            return
+        if not failed:
+            try:
+                runtime.loops.catch_up()  # others may wait for it
+            except HocketError as error:
+                failed = True
+                print(f"hocket: at the end of rank {runtime.config.rank}: {error}", file=sys.stderr, flush=True)
+                runtime.sink.put(Stage("failed", 1))
+        runtime.tell_again()
+        runtime.tell_traffic()
+        runtime.tell_gradients()
+        runtime.tell_sent()
+        runtime.tell_news()
+        if not failed:
+            last = describe_last(runtime.checks.values())
+            if last is not None:
+                runtime.sink.put(last)
+        runtime.communicator.leave(failed)
+        if runtime.communicator.nccl is not None:
+            runtime.communicator.nccl.close()
+
+    sys.excepthook = on_exception
+    atexit.register(on_exit)
