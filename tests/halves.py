@@ -1,7 +1,7 @@
 """Runs all tests, in two processes at once: each of them waits much for processes of its own.
 
 One begins with tests that start jobs, the other at the end of the list, with those that share the pool, and they go on
-until they meet: neither has nothing to do while the other is at work. What the first one says is shown as it comes, what
+until they meet, so that neither is idle while the other is at work. What the first one says is shown as it comes, what
 the second one says when both are over. Arguments go to both.
 """
 
