@@ -100,10 +100,77 @@ def test_the_number_of_workers_may_change(pool: Pool, tmp_path: Path) -> None:
     assert sum(result[1] for result in rest) < 3 * 48
 
 
-@pytest.mark.parametrize(("first", "then"), [("bsp", "mirrored"), ("mirrored", "bsp")])
-def test_with_another_kind_of_strategy_the_epoch_begins_anew(pool: Pool, tmp_path: Path, first: str, then: str) -> None:
+def go_through(strategy: str, stop: int | None) -> list[list[int]]:
+    """The samples that this worker had in each of two epochs, if it goes so far; all stop after that many steps."""
+    model = torch.nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.utils.data.TensorDataset(torch.arange(53).double()[:, None])
+    loader: Any = torch.utils.data.DataLoader(data, 3, shuffle=True)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
+    position = hocket.resume(model=model, optimizer=optimizer, loader=loader)
+    seen: list[list[int]] = []
+    steps = position.step
+    for _ in range(position.epoch, 2):
+        seen.append([])
+        for (x,) in loader:
+            saver = current().saver
+            if isinstance(saver, Saver):
+                saver.settle()
+            if steps == stop:
+                hocket.barrier()
+                return seen
+            if loader.weight:
+                seen[-1] += x[:, 0].int().tolist()
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    return seen
+
+
+def placed(strategy: str) -> dict[str, int]:
+    return {"servers": 0 if strategy in ("mirrored", "local_sgd(period=2)") else 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("mirrored", "bsp"), ("mirrored", "ssp"), ("mirrored", "gossip"), ("mirrored", "hogwild"), ("bsp", "mirrored"),
+        ("bsp", "asynchronous"), ("bsp", "local_sgd(period=2)"),
+    ],
+)  # fmt: skip
+def test_another_kind_of_strategy_goes_on_where_the_first_was(
+    pool: Pool, tmp_path: Path, first: str, then: str
+) -> None:
     settings = {"checkpoint": str(tmp_path), "checkpoint_every": STEPS}
-    args = ("SGD", {"lr": 0.01})
-    pool.run(2, train, first, *args, STEPS + 1, servers=int(first == "bsp"), **settings)
-    rest = pool.run(2, train, then, *args, None, servers=int(then == "bsp"), **settings)
-    assert rest[0][0] == STEPS and rest[0][1] + rest[1][1] == 3 * 48
+    before = pool.run(3, go_through, first, STEPS, **placed(first), **settings)
+    rest = pool.run(2, go_through, then, None, **placed(then), **settings)
+    assert sorted(number for rank in [*before, *rest] for number in rank[0]) == list(range(53))
+    assert sorted(number for rank in rest for number in rank[1]) == list(range(53))
+
+
+@pytest.mark.parametrize("first", ["ssp", "hogwild", "gossip"])
+def test_what_others_held_is_done_again_and_nothing_is_left_out(pool: Pool, tmp_path: Path, first: str) -> None:
+    settings = {"checkpoint": str(tmp_path), "checkpoint_every": STEPS}
+    before = pool.run(2, go_through, first, STEPS, **placed(first), **settings)
+    rest = pool.run(3, go_through, "mirrored", None, **settings)
+    again = [number for rank in rest for number in rank[0]]
+    assert len(set(again)) == len(again) < 53
+    assert {number for rank in before for number in rank[0]} | set(again) == set(range(53))
+
+
+def shuffled(strategy: str) -> list[int]:
+    """The order of an epoch and a half, as far as this worker sees it, with the first numbers of rank 0's seed."""
+    data = torch.utils.data.TensorDataset(torch.arange(12).double()[:, None])
+    model = torch.nn.Linear(1, 1).double()
+    torch.manual_seed(4)
+    loader: Any = torch.utils.data.DataLoader(data, 1, shuffle=True)
+    model, _, loader = hocket.distribute(model, torch.optim.SGD(model.parameters(), 0.1), loader, strategy=strategy)
+    return [int(x) for _ in range(2) for (x,) in loader]
+
+
+def test_all_strategies_shuffle_alike(pool: Pool) -> None:
+    mirrored, bsp = pool.run(2, shuffled, "mirrored"), pool.run(2, shuffled, "bsp", servers=1)
+    assert bsp == mirrored
+    one = pool.run(1, shuffled, "asynchronous", servers=1)[0]
+    assert one[:12] == [number for pair in zip(mirrored[0][:6], mirrored[1][:6], strict=True) for number in pair]

@@ -215,16 +215,18 @@ class Answers:
         if head["end"] is not None:
             queue.end(epoch, int(head["end"]))
         total = None if head["total"] is None else int(head["total"])
+        ranks = self._service.workers if head.get("in_step") else 0
         if not head["wait"]:
-            found = queue.take(self._rank, epoch, total)
+            found = queue.take(self._rank, epoch, total, ranks=ranks)
             more: list[int] = []
             if isinstance(found, int) and head.get("more"):
                 more = queue.take_more(self._rank, epoch, int(head["more"]), len(self._service.live))
-            return Answer({"batch": found, "more": more})
+            return Answer({"batch": found, "more": more, "pace": queue.pace(self._rank)})
         idle = self._service.meetings.idle
         idle.add(self._rank)
         try:
-            return Answer({"batch": queue.take(self._rank, epoch, total, self._note)})
+            found = queue.take(self._rank, epoch, total, self._note, ranks)
+            return Answer({"batch": found, "pace": queue.pace(self._rank)})
         finally:
             idle.discard(self._rank)
 
@@ -234,6 +236,8 @@ class Answers:
         taken = not head.get("spare") or queue.is_dealt_out
         if taken:
             queue.give_back(self._rank, tuple(int(number) for number in head["numbers"]))
+        if "left" in head:
+            queue.leave(self._rank, int(head["left"]))
         return Answer({"taken": taken})
 
     def _live(self, _: dict[str, Any], __: Body) -> Answer:

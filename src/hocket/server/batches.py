@@ -1,9 +1,14 @@
-"""The shared queue of an epoch's batches: who is ready takes the next, and what a lost worker held is dealt again."""
+"""The shared queue of an epoch's batches: who is ready takes the next, and what a lost worker held is dealt again.
+
+Where workers are in step, each has numbers of its own instead: rank r of P has r, r + P, r + 2P … What is left of those
+who are lost, or have left the loop, goes to workers that have done all of their own.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +24,18 @@ class _Epoch:
     held: dict[int, int] = field(default_factory=dict)  # batch, and the rank that has it
     again: list[int] = field(default_factory=list)  # to be dealt again
     applied: set[int] = field(default_factory=set)  # held, but their gradients are in server 0's parameters
+    ranks: int = 0  # workers in step; 0 if they are not
+    ahead: dict[int, int] = field(default_factory=dict)  # the next number of a rank's own
+    got: Counter[int] = field(default_factory=Counter)  # how many numbers each has had
+    gone: set[int] = field(default_factory=set)  # who is lost, or has left the loop
+    helpers: set[int] = field(default_factory=set)  # who has done all of its own
+
+    def own(self, rank: int) -> int:
+        """The next number of a rank's own, which there may not be any more."""
+        return self.ahead.get(rank, rank)
+
+    def has(self, number: int) -> bool:
+        return self.total is None or number < self.total
 
 
 class Batches:
@@ -35,8 +52,9 @@ class Batches:
     ) -> None:
         self._condition, self._timeout, self._clock = condition, timeout, clock
         self._now = _Epoch()
+        self._lost: set[int] = set()
 
-    def take(self, rank: int, epoch: int, total: int | None, wait: Note | None = None) -> int | str:
+    def take(self, rank: int, epoch: int, total: int | None, wait: Note | None = None, ranks: int = 0) -> int | str:
         """The next batch of ``epoch`` for a worker.
 
         Args:
@@ -44,6 +62,7 @@ class Batches:
             epoch: That it is in; the first to come begins it.
             total: How many batches the epoch has, if that is known.
             wait: To block while others still hold batches that may come back: is told now and then who they are.
+            ranks: How many workers there are, if they are in step.
 
         Returns:
             A number, ``"over"`` when all batches are done, or ``"held"`` when others still hold some.
@@ -52,29 +71,75 @@ class Batches:
             DeadlineExceeded: another worker is alive but has kept its batch too long.
         """
         with self._condition:
+            self._lost.discard(rank)
             if epoch > self._now.number:
                 self._now = _Epoch(epoch)
-            if epoch == self._now.number and self._now.total is None:
-                self._now.total = total
+            if epoch == self._now.number:
+                self._enter(rank, total, ranks, helps=wait is not None)
             waiting: Wait | None = None
             while True:
                 now = self._now
                 if epoch < now.number:
                     return "over"
-                if now.again:
-                    number = now.again.pop(0)
-                elif now.total is None or now.next < now.total:
-                    number, now.next = now.next, now.next + 1
-                elif others := {holder for holder in now.held.values() if holder != rank}:
-                    if wait is None:
-                        return "held"
-                    waiting = waiting or Wait(self._condition, self._timeout, self._clock, wait, "end a batch")
-                    waiting.sleep(sorted(others))
-                    continue
-                else:
+                if (number := self._pick(rank)) is not None:
+                    now.held[number] = rank
+                    now.got[rank] += 1
+                    return number
+                if not (others := self._others(rank)):
                     return "over"
-                now.held[number] = rank
+                if wait is None:
+                    return "held"
+                waiting = waiting or Wait(self._condition, self._timeout, self._clock, wait, "end a batch")
+                waiting.sleep(others)
+
+    def _enter(self, rank: int, total: int | None, ranks: int, *, helps: bool) -> None:
+        now = self._now
+        if now.total is None:
+            now.total = total
+        if ranks and not now.ranks:
+            now.ranks, now.gone = ranks, set(self._lost)
+        now.gone.discard(rank)
+        if helps:
+            now.helpers.add(rank)
+
+    def _pick(self, rank: int) -> int | None:
+        """A number that is to be had for a worker now."""
+        now = self._now
+        if not now.ranks:
+            if now.again:
+                return now.again.pop(0)
+            if now.has(now.next):
+                now.next += 1
+                return now.next - 1
+            return None
+        for place, number in enumerate(now.again):
+            if number % now.ranks == rank or rank in now.helpers:
+                return now.again.pop(place)
+        owners = [rank, *(sorted(now.gone, key=now.own) if rank in now.helpers else ())]
+        for owner in owners:
+            if now.has(number := now.own(owner)):
+                now.ahead[owner] = number + now.ranks
                 return number
+        return None
+
+    def _others(self, rank: int) -> list[int]:
+        """Those for whose batches a worker has to wait, because they may come back."""
+        now = self._now
+        found = {*now.held.values()} | {r for r in range(now.ranks) if r not in now.gone and now.has(now.own(r))}
+        return sorted(found - {rank})
+
+    def pace(self, rank: int) -> tuple[int, float] | None:
+        """Where workers are in step: batches that one has had, and what all had on the average.
+
+        The others are as far as this one, but for those who are gone: with these it takes more batches of each that is
+        left to do the same.
+        """
+        with self._condition:
+            now = self._now
+            if not now.ranks:
+                return None
+            own, gone = now.got[rank], now.gone - {rank}
+            return own, (own * (now.ranks - len(gone)) + sum(now.got[each] for each in gone)) / now.ranks
 
     def take_more(self, rank: int, epoch: int, count: int, workers: int) -> list[int]:
         """Up to ``count`` more batches for a worker that just took one; fewer towards the end, so that none is idle.
@@ -134,8 +199,17 @@ class Batches:
                 if self._now.held.get(number) == rank:
                     del self._now.held[number]
                     self._now.applied.discard(number)
-                    self._now.again.append(number)
+                    self._now.again = sorted([*self._now.again, number])
+                    self._now.got[rank] -= 1
             self._condition.notify_all()
+
+    def leave(self, rank: int, epoch: int) -> None:
+        """A worker has left the loop over ``epoch``: what it would have had is for others, unless it comes back."""
+        with self._condition:
+            if epoch == self._now.number:
+                self._now.gone.add(rank)
+                self._now.helpers.discard(rank)
+                self._condition.notify_all()
 
     def lose(self, rank: int) -> list[int]:
         """A worker has died; the batches that it held, which others get now."""
@@ -146,6 +220,9 @@ class Batches:
                 del self._now.held[number]
             self._now.applied -= set(held)
             self._now.again = sorted(self._now.again + lost)
+            self._now.got[rank] -= len(lost)
+            self._now.gone.add(rank)
+            self._lost.add(rank)
             self._condition.notify_all()
             return lost
 
@@ -153,7 +230,12 @@ class Batches:
         """Which batches of which epoch are not done, as plain data."""
         with self._condition:
             now = self._now
-            return {"epoch": now.number, "next": now.next, "again": sorted({*now.again, *now.held} - now.applied)}
+            next_one, again = now.next, {*now.again, *now.held} - now.applied
+            if now.ranks:
+                reached = [now.own(rank) for rank in range(now.ranks)]
+                next_one = max(max(reached) - now.ranks + 1, 0)
+                again |= {n for n in range(min(reached), next_one) if n >= reached[n % now.ranks]}
+            return {"epoch": now.number, "next": next_one, "again": sorted(again)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what ``state`` gave; nobody holds anything."""

@@ -23,18 +23,20 @@ class Deal:
     Attributes:
         leases: Whether several batches are taken at once, if they are done in a moment. What a worker has done of
             them, the queue hears with the next question.
+        in_step: Whether all workers take as many batches, each its own, as long as none is lost.
         before_state: Called before the queue is asked for its state: may say what is done.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._clock = client, clock
         self.number, client.queues = client.queues, client.queues + 1
-        self.leases = False
+        self.leases = self.in_step = False
         self.before_state: Callable[[], None] = lambda: None
         self._finished: list[int] = []
         self._end: int | None = None
         self._last: tuple[int, int | None] = 0, None
         self._taken: list[int] = []  # already, of the epoch that was asked for last
+        self._paces: dict[int, tuple[int, float]] = {}  # for each number, what was known when it was dealt
         self._asked, self._got = 0.0, 0  # when, and how many it were
         self._overdue = 0.0  # when those are to be done
 
@@ -46,7 +48,7 @@ class Deal:
             total: How many batches it has, if that is known.
         """
         if epoch != self._last[0]:
-            self._taken, self._got = [], 0
+            self._taken, self._got, self._paces = [], 0, {}
         self._last = epoch, total
         if self._taken and self._clock() > self._overdue:
             self._spare()
@@ -71,6 +73,10 @@ class Deal:
         self._client.tell(Kind.ENTER, {"epoch": turn, "tables": self._client.paced})
         return True
 
+    def pace(self, number: int) -> tuple[int, float] | None:
+        """Batches that this worker has had with this one, and all on the average; None where that is not counted."""
+        return self._paces.pop(number, None)
+
     def finish(self, numbers: Sequence[int]) -> None:
         """Batches are done; told with the next question."""
         self._finished += numbers
@@ -80,8 +86,13 @@ class Deal:
         self._end = total
 
     def give_back(self, numbers: Sequence[int]) -> None:
-        """Batches that this worker took and will not use are for others, with those that it has not even asked for."""
-        head = {"queue": self.number, "numbers": [*numbers, *self._taken], "done": self._finished}
+        """The loop is over, or was left: batches that this worker took and will not use are for others."""
+        head = {
+            "queue": self.number,
+            "numbers": [*numbers, *self._taken],
+            "done": self._finished,
+            "left": self._last[0],
+        }
         self._finished, self._taken = [], []
         self._client.first.request(Kind.BACK, head)
 
@@ -106,10 +117,14 @@ class Deal:
             "end": self._end,
             "wait": wait,
             "more": self._wanted() - 1,
+            "in_step": self.in_step,
         }
         self._finished, self._end = [], None
         answer = self._client.first.request(Kind.NEXT, head)[0]
         more: list[int] = answer.get("more", [])
+        if isinstance(answer["batch"], int) and answer["pace"] is not None:
+            own, everyone = answer["pace"]
+            self._paces[answer["batch"]] = own, everyone
         self._asked, self._got = self._clock(), 1 + len(more)
         self._overdue = self._asked + 2 * _LEASE
         return answer["batch"], more

@@ -191,7 +191,7 @@ class Table:
         self._group = _Group()
         group.is_done = True
         try:
-            self._apply(group.contributions)
+            self._apply(sorted(group.contributions, key=lambda each: each.rank))  # so that rounding is always the same
         except HocketError as error:
             group.error = error
         self._condition.notify_all()

@@ -60,6 +60,9 @@ class Strategy(ABC):
     serves_any_optimizer: bool = False
     """Whether an optimizer that was not distributed may train the parameters, too: ``p.grad`` is the average."""
 
+    in_step: bool = False
+    """Whether, in a job with servers, all workers take the same steps, and are dealt batches as ``mirrored`` does."""
+
     skips_alone: bool = False
     """Whether a step may be left out on one worker only, so that workers are to be compared by ``batches``."""
 

@@ -53,6 +53,7 @@ class Collector:
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
         self.weight = 1.0  # of what the next backward passes contribute
+        self.beside: Sequence[nn.Parameter] = ()  # parameters that are weighed, and whose gradients are not collected
         self.samples = 0  # of all ranks, in the batch at work; 0 if that is not known
         self.collected = 1  # backward passes that the last exchange is made of
         self.on_complete: Callable[[int, torch.Tensor], None] | None = None  # a bucket, before it is sent off
@@ -161,7 +162,7 @@ class Collector:
             handle.remove()
         self._weights.clear()
         if weight != 1:
-            for parameter in self.parameters:
+            for parameter in (*self.parameters, *self.beside):
                 if parameter.requires_grad:
                     self._weights.append(parameter.register_hook(_scaler(weight)))
 

@@ -64,7 +64,8 @@ class ServedTraining(Strategy):
         self._clips = terms.clip if not terms.is_collected else None  # of each gradient by itself
         self.steps = 0
         self.late = 0
-        self.is_uneven = terms.staleness != 0 or terms.groups != 1
+        self.in_step = terms.staleness == 0 and terms.groups == 1
+        self.is_uneven = not self.in_step
         rates = self._rule(optimizer)
         self._sparse = SparseTables(client, model, members, terms, rates)
         self._members = dense = members.without(self._sparse.parameters)
@@ -83,6 +84,7 @@ class ServedTraining(Strategy):
         self.collector = Collector(
             dense.names, dense.parameters, layout, self._gradients, self._end_pass, check_finite=on_nan != "ignore"
         )
+        self.collector.beside = self._sparse.parameters
         hooks = ModelHooks(model, self.collector)
         hooks.watch_loading(model, lambda: None, self._loaded, self._send_loaded)
         wrap(optimizer, self._step, self.collector)

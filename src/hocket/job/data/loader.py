@@ -14,11 +14,11 @@ from hocket.job import buffers, randomness
 from hocket.job.data import original_loader, queued, uneven
 from hocket.job.data.one_pass import Pass
 from hocket.job.data.queued import QueuedIndices
+from hocket.job.data.rest import Rest
 from hocket.job.data.rounds import RoundDeal, RoundTurns, timed
 from hocket.job.data.sharding import (
     Counts,
     SeededDataset,
-    ShardedIndices,
     Start,
     batches,
     is_of_torch,
@@ -67,9 +67,9 @@ class Loader:
         self._shares = shares
         self._turns: Turns | RoundTurns | None = None
         if runtime.client is not None:
-            self._turns = Turns(runtime, runtime.client, original, queued=shares)
+            self._turns = Turns(runtime, runtime.client, original, queued=shares, local=local)
         self._stream: ShardedStream | None = None
-        self._sampler: ShardedIndices | None = None
+        self._sampler: QueuedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
         self._length = self._find_length()
         self._divided = False  # the data set divides itself among the ranks
@@ -91,14 +91,15 @@ class Loader:
         self._find_rounds()
         now = Pass(self.epoch + 1)
         if self._resumed is not None:
-            now, self._resumed = Pass.resume(self._resumed), None
+            now, self._resumed = Pass.resume(self._resumed, self._ranks), None
             self._inner._iterator = None  # processes that persist would go on with what they have
         now.passes = passes()
         self.epoch = now.plan.epoch
         if self._turns is not None:
             self._turns.begin_pass(now.plan)
-        if self._deal is not None:
-            now.plan.deal, now.plan.seed, now.plan.taken = self._deal, randomness.mix(self._seed, self.epoch, 2), 0
+        now.plan.deal = self._deal
+        if self._sampler is not None and not self._sampler.is_alone:
+            now.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._own_seed(), self.epoch, 2)))
         inner = self._open(now)
         self._pass = self._latest = now
         return self._iterate(now, inner, training=True)
@@ -107,6 +108,16 @@ class Loader:
     def _deal(self) -> Deal | RoundDeal | None:
         """Where batches are taken from, if workers advance unevenly."""
         return self._turns.deal if self._turns is not None else None
+
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether there are servers, and workers are dealt batches as if there were none."""
+        return isinstance(self._turns, Turns) and self._turns.in_step
+
+    @property
+    def _ranks(self) -> int:
+        """How many workers' batches are counted as one."""
+        return 1 if self._deal is not None and not self._is_in_step else self._size
 
     def _find_rounds(self) -> None:
         """Strategies may be built after their loader."""
@@ -165,8 +176,7 @@ class Loader:
     def pass_samples(self) -> int | None:
         """Samples of a pass over the data, of all ranks; None where nobody can know."""
         divides = self._sampler is not None and not self.is_per_rank
-        together = self._size if self._deal is None else 1  # batches that make one of all ranks
-        return original_loader.count_samples(self.original, together) if divides else None
+        return original_loader.count_samples(self.original, self._ranks) if divides else None
 
     @property
     def _mean(self) -> float | None:
@@ -181,9 +191,12 @@ class Loader:
                 return self._resumed  # not gone on yet
         now = self._pass
         start = now.plan.start if now is not None else self._sampler.begin() if self._sampler is not None else None
-        queue = self._deal.state() if self._deal is not None and now is not None else None
+        rest = Rest() if now is None else now.plan.rest.only([(now.taken, None)])
+        if self._deal is not None and self._sampler is not None and now is not None:
+            rest = self._sampler.rest(now.plan, self._deal.state())
         return {
-            "queue": queue,
+            "rest": [list(span) for span in rest.spans],
+            "ranks": self._ranks,
             "open": now is not None,
             "epoch": self.epoch if now is not None else self.epoch + 1,
             "batches": now.batches if now is not None else 0,
@@ -209,13 +222,11 @@ class Loader:
             self._sampler.seed = self._own_seed()
         self.epoch = state["epoch"] - 1
         self._find_rounds()
-        queue = state.get("queue")
-        fits = (queue is None) == (self._deal is None)  # else its order is another one, and the epoch begins anew
-        self._resumed = state if state["open"] and fits else None
+        self._resumed = state if state["open"] else None
         self._latest, self._quiet = None, state["persists"]
-        restores = self._runtime.config.rank == 0 or isinstance(self._deal, RoundDeal)
-        if restores and self._resumed is not None and self._deal is not None and queue is not None:
-            self._deal.restore(queue)
+        if self._deal is not None and (self._runtime.config.rank == 0 or isinstance(self._deal, RoundDeal)):
+            epoch = self.epoch + 1 if state["open"] else self.epoch
+            self._deal.restore({"epoch": epoch, "next": 0, "again": []})  # of what is left
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
 
@@ -240,7 +251,7 @@ class Loader:
                 batch, counts = item
                 everywhere = counts.everywhere or counts.here
                 now.add(counts, everywhere)
-                if counts.here == 0 and (not training or self._turns is not None):
+                if counts.here == 0 and (not training or (self._turns is not None and not self._is_in_step)):
                     continue  # a repeated one, with which nobody needs to be kept in step
                 if training:
                     given = counts
@@ -283,21 +294,21 @@ class Loader:
         """A training loop gets a batch."""
         runtime = self._runtime
         runtime.tally.give(self, counts.here)
+        total, divides = self._length, self._turns is None or (self._is_in_step and counts.everywhere > 0)
         if self._turns is not None:
             now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
-            self.weight = 1.0
-            runtime.weigh(self, 1.0)
-            total = queued.total(self.original) if self._deal is not None else self._length
-            runtime.tell(now.plan.epoch, now.batches, total, now.samples)
-            return
-        if now.plan.first is not None and self._size > 1:
-            original_loader.check_same_order(runtime.communicator, now.plan.first)
-            now.plan.first = None
-        share = runtime.config.size if self.is_per_rank else self._size
-        self.weight = counts.here * share / everywhere if everywhere else 0.0
+            total = queued.total(self.original) if self._deal is not None and self._ranks == 1 else total
+        else:
+            runtime.count_batch(everywhere, self._mean)
+        self.weight = 1.0
+        if divides:
+            if now.plan.first is not None and self._size > 1:
+                original_loader.check_same_order(runtime.communicator, now.plan.first)
+                now.plan.first = None
+            share = runtime.config.size if self.is_per_rank else self._size
+            self.weight = counts.here * share / everywhere if everywhere else 0.0
         runtime.weigh(self, self.weight)
-        runtime.count_batch(everywhere, self._mean)
-        runtime.tell(now.plan.epoch, now.batches, self._length, now.samples)
+        runtime.tell(now.plan.epoch, now.batches, total, now.samples)
         if self.weight == 0:
             runtime.undo = buffers.remember(runtime.models)
 

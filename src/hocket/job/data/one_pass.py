@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from hocket import spans
+from hocket.job.data.rest import Rest
 from hocket.job.data.sharding import Counts, Plan, Start
 from hocket.job.randomness import RandomState
 
@@ -26,13 +27,16 @@ class Pass:
         self.random: RandomState | None = None
 
     @classmethod
-    def resume(cls, state: dict[str, Any]) -> Pass:
-        """The rest of the pass in which ``Loader.state`` was taken."""
+    def resume(cls, state: dict[str, Any], ranks: int) -> Pass:
+        """The rest of the pass in which ``Loader.state`` was taken; batches of ``ranks`` workers are counted as one."""
         self = cls(state["epoch"])
-        self.plan.taken = self.taken = state["taken"]
-        self.plan.start = Start.from_data(state["start"]) if state["start"] is not None else None
+        if state["start"] is None:  # a stream
+            self.plan.taken = self.taken = state["taken"]
+        else:
+            self.plan.start = Start.from_data(state["start"])
+            self.plan.rest = Rest([(start, stop) for start, stop in state["rest"]])
         self.plan.is_resumed = True
-        self.batches, self.samples = state["batches"], state["samples"]
+        self.batches, self.samples = state["batches"] * state["ranks"] // ranks, state["samples"]
         self.is_divided, self.origin = state["divided"], state
         return self
 

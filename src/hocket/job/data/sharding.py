@@ -11,13 +11,14 @@ import copy
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
+from hocket.job.data.rest import Rest
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom, mix, reseed
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class Counts(NamedTuple):
 class Start:
     """How the source of a pass began, from which its order follows."""
 
-    random: RandomState | None  # None: as the process is
+    random: RandomState | None  # None: it has not begun
     generators: list[torch.Tensor]
     sampler: Any  # its state_dict, if it has one
 
@@ -67,13 +68,15 @@ class Plan:
     """One pass over the data: where it starts, and what is noted for each batch."""
 
     epoch: int
-    taken: int = 0  # of the source, in an earlier run: it is passed over
+    taken: int = 0  # of a stream, in an earlier run: it is passed over
+    rest: Rest = field(default_factory=Rest)  # of the indices, after an earlier run
     start: Start | None = None  # how it began
     is_resumed: bool = False
+    has_begun: bool = False  # somebody has read the source, who may read it again
     random: SharedRandom | None = None  # what the source draws from, if not from what it usually does
     first: int | None = None  # a checksum of the first global batch of a sampler that is not PyTorch's
     deal: Dealer | None = None  # the queue from which batches are taken, if there is one
-    seed: int = 0  # from which the order then follows
+    in_step: bool = False  # what is taken there is a rank's share of a global batch
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()
@@ -164,61 +167,70 @@ class ShardedIndices(Sampler[Any]):
         self.plan = Plan(0)
         """Of the pass that the next iterator makes."""
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the source draws from the process's own numbers, as in a plain script."""
+        return isinstance(self._random, OwnRandom)
+
     def __iter__(self) -> Iterator[Any]:
         return self._iterate(self.plan)
 
     def _iterate(self, plan: Plan) -> Iterator[Any]:
-        taken = plan.taken
-        for batch in self._global_batches(plan):
+        taken = 0
+        for batch in self._in_order(plan, self._whole):
             if self._drop_last and len(batch) < self._whole:
                 return
-            mine = share(batch, self._rank, self._size, least(self._batch_size))
-            seed = None if self.seed is None else mix(self.seed, plan.epoch, taken, self._rank)
             taken += len(batch)
-            indices: Any
-            if self._batch_size is None:
-                sizes = [samples(item) for item in batch]
-                plan.counts.append(Counts(sizes[self._rank] if mine else 0, sum(sizes), taken))
-                indices = mine[0] if mine else batch[0]
-            else:
-                plan.counts.append(Counts(len(mine), len(batch), taken))
-                indices = list(mine) or batch[: least(self._batch_size)]
-            yield indices if seed is None else SeededIndices(indices, seed)
+            yield self._give(plan, batch, taken - len(batch), self._rank, self._size, taken)
 
-    def _global_batches(self, plan: Plan) -> Iterator[list[Any]]:
-        """The samples of all ranks in one step; drawn with the random state that all share.
+    def _give(self, plan: Plan, batch: list[Any], first: int, rank: int, size: int, taken: int) -> Any:
+        """The share of a rank in a batch of ``size`` ranks; noted is what it counts, and how much was ``taken``.
+
+        ``first`` is how many samples come before the batch, of those that were left.
+        """
+        mine = share(batch, rank, size, least(self._batch_size))
+        indices: Any
+        if self._batch_size is None:
+            sizes = [samples(item) for item in batch]
+            plan.counts.append(Counts(sizes[rank] if mine else 0, sum(sizes), taken))
+            indices = mine[0] if mine else batch[0]
+        else:
+            plan.counts.append(Counts(len(mine), len(batch), taken))
+            indices = list(mine) or batch[: least(self._batch_size)]
+        if self.seed is None:
+            return indices
+        return SeededIndices(indices, mix(self.seed, plan.epoch, plan.rest.place(first), rank))
+
+    def _in_order(self, plan: Plan, whole: int) -> Iterator[list[Any]]:
+        """What is left of the epoch, ``whole`` samples at a time; drawn with the random state that all share.
 
         To put that in place takes longer than many indices, so PyTorch's samplers, which nothing during an epoch
         influences, are read ahead.
         """
-        random = self._begin(plan)
+        fresh, random = not plan.has_begun, self._begin(plan)
         ahead = AHEAD if is_of_torch(self._source) else 1
-        fresh = True
         with random:
-            indices = iter(self._source)
-            for _ in islice(indices, plan.taken):
-                pass
+            indices = plan.rest.pick(iter(self._source))
         while True:
             with random:
-                block = list(islice(indices, ahead * self._whole))
+                block = list(islice(indices, ahead * whole))
             if not block:
                 return
             if fresh and ahead == 1:
                 plan.first = zlib.crc32(repr(block).encode())
             fresh = False
-            for start in range(0, len(block), self._whole):
-                yield block[start : start + self._whole]
+            for start in range(0, len(block), whole):
+                yield block[start : start + whole]
 
     def begin(self) -> Start:
         """How a pass would begin now."""
-        random = self._random.capture() if isinstance(self._random, SharedRandom) else None
         state = copy.deepcopy(self._source.state_dict()) if hasattr(self._source, "state_dict") else None
-        return Start(random, [g.get_state() for g in self._generators], state)
+        return Start(None, [g.get_state() for g in self._generators], state)
 
     def note(self, plan: Plan) -> None:
         """The pass of ``plan`` begins now."""
         plan.start = self.begin()
-        plan.start.random = self._random.capture()
+        plan.start.random = (plan.random or self._random).capture()
 
     def restore(self, start: Start) -> None:
         """Have the next pass begin as another one did, or would have."""
@@ -226,18 +238,16 @@ class ShardedIndices(Sampler[Any]):
             generator.set_state(state)
         if start.sampler is not None:
             self._source.load_state_dict(start.sampler)  # type: ignore[attr-defined]
-        if start.random is not None and isinstance(self._random, SharedRandom):
-            self._random = SharedRandom(start.random)
 
     def _begin(self, plan: Plan) -> SharedRandom | OwnRandom:
-        """Note how this pass begins, or begin as an earlier run did."""
-        if not plan.is_resumed:
+        """Note how this pass begins, or begin as it did before, or in an earlier run."""
+        is_new, plan.has_begun = not plan.is_resumed and not plan.has_begun, True
+        if is_new:
             self.note(plan)
             return plan.random or self._random
         assert plan.start is not None and plan.start.random is not None
         self.restore(plan.start)
-        # A process's own random state has moved on since the pass began.
-        return self._random if isinstance(self._random, SharedRandom) else SharedRandom(plan.start.random)
+        return SharedRandom(plan.start.random)
 
     def __len__(self) -> int:
         return batches(len(self._source), self._whole, self._drop_last)  # type: ignore[arg-type]

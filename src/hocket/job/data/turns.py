@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,22 +23,34 @@ class Turns:
         deal: Its end of the queue that all workers share; None if each has data of its own.
     """
 
-    def __init__(self, runtime: Runtime, client: Client, original: DataLoader[Any], *, queued: bool) -> None:
-        self._runtime, self._client = runtime, client
+    def __init__(
+        self, runtime: Runtime, client: Client, original: DataLoader[Any], *, queued: bool, local: bool
+    ) -> None:
+        self._runtime, self._client, self._local = runtime, client, local
         self._batch, self._step = original.batch_size or 1, 0
         self.deal = Deal(client) if queued else None
         self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
+        self._before: int | None = None  # batches of the pass, in an earlier run
+        self._taken, self._pace = 0, 0.0  # batches that all workers have taken since; rounds, where they are in step
         if self.deal is not None:
             self.deal.before_state = self._finish_learned
 
-    def begin_pass(self, _: Plan) -> None:
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers take the same steps, each on its share of a global batch."""
+        strategies = self._runtime.strategies
+        return not self._local and bool(strategies) and all(strategy.in_step for strategy in strategies)
+
+    def begin_pass(self, plan: Plan) -> None:
         """A training loop begins; bounds on staleness hold within it."""
         self._client.passes += 1
         self._client.turn.epoch = self._client.passes
         self._step = self._runtime.step
+        self._before, self._taken, self._pace = None, 0, 0.0
         strategies = self._runtime.strategies
         if self.deal is not None:
             self.deal.leases = bool(strategies) and all(strategy.leases for strategy in strategies)
+            plan.in_step = self.deal.in_step = self.in_step
 
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
         """What is pushed next is for this batch.
@@ -49,16 +62,31 @@ class Turns:
         Returns:
             The same, with what others have taken meanwhile.
         """
-        others = max(counts.taken - batches, 0) if self.deal is not None else 0
-        self._runtime.count_batch(counts.here + others * self._batch)
         turn = self._client.turn
-        turn.weight = float(counts.here) + (turn.weight if self._holds else 0.0)
+        if self._before is None:
+            self._before = batches - 1
+        # In step, what a batch counts is in its gradient, as with mirrored.
+        is_weighed = self.in_step and counts.everywhere > 0
+        turn.weight = 1.0 if is_weighed else counts.here + (turn.weight if self._holds else 0.0)
+        everyone = counts.everywhere if is_weighed else counts.here
+        others = 0
         if self.deal is not None:
-            turn.batches.append((self.deal.number, counts.taken - 1))
-            self._given.append(counts.taken - 1)
-            batches = max(counts.taken, batches - 1)
-            self._runtime.loops.follow(batches / self._client.workers)
-        return batches, samples + others * self._batch
+            number = counts.taken - 1
+            turn.batches.append((self.deal.number, number))
+            self._given.append(number)
+            loops, pace = self._runtime.loops, self.deal.pace(number)
+            if pace is not None:
+                loops.own, loops.pace = pace
+                others = round(everyone * (loops.pace - self._pace)) - everyone  # none, as long as nobody is lost
+                self._pace = loops.pace
+                batches = self._before + math.ceil(self._pace - 1e-9)
+            else:
+                others = max(counts.taken - self._taken - 1, 0) * self._batch
+                self._taken = max(counts.taken, self._taken)
+                batches = self._before + self._taken
+                loops.follow(self._taken / self._client.workers)
+        self._runtime.count_batch(everyone + others)
+        return batches, samples + others
 
     def end_step(self) -> None:
         """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
