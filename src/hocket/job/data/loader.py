@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,13 +15,7 @@ from hocket.job.data.one_pass import Pass
 from hocket.job.data.queued import QueuedIndices
 from hocket.job.data.rest import Rest
 from hocket.job.data.rounds import RoundDeal, RoundTurns, timed
-from hocket.job.data.sharding import (
-    Counts,
-    SeededDataset,
-    Start,
-    batches,
-    is_of_torch,
-)
+from hocket.job.data.sharding import Counts, SeededDataset, Start, is_of_torch
 from hocket.job.data.streams import ShardedStream
 from hocket.job.data.turns import Turns
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
@@ -71,7 +64,8 @@ class Loader:
         self._stream: ShardedStream | None = None
         self._sampler: QueuedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
-        self._length = self._find_length()
+        local_to = runtime.communicator if local else None
+        self._length = original_loader.count_batches(original, self._sampler, self._size, local_to)
         self._divided = False  # the data set divides itself among the ranks
         self._pass: Pass | None = None  # the one that is going on
         self._latest: Pass | None = None  # in training
@@ -337,22 +331,6 @@ class Loader:
         if self._pass is now and self._turns is not None and self._turns.await_more():
             self._quiet = True
             yield from self._read(now, self._open(now))
-
-    def _find_length(self) -> int | None:
-        """How many batches a pass has: with local data, on the rank that has the most."""
-        original = self.original
-        length: int | None = None
-        try:
-            if self._sampler is not None:
-                length = len(self._sampler)
-            elif isinstance(original.dataset, Sized):
-                length = batches(len(original.dataset), self._size * (original.batch_size or 1), original.drop_last)
-        except TypeError:
-            pass
-        if not self.local:
-            return length
-        lengths = [json.loads(p) for p in self._runtime.communicator.gather_bytes(json.dumps(length).encode())]
-        return None if None in lengths else max(lengths)
 
     def _own_seed(self) -> int:
         return randomness.mix(self._seed, self._runtime.config.rank) if self.local else self._seed

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, UsageError
-from hocket.job.data.sharding import show_own_dataset
+from hocket.job.data.sharding import batches, show_own_dataset
 
 
 def check(loader: DataLoader[Any]) -> None:
@@ -54,6 +54,29 @@ def count_samples(loader: DataLoader[Any], size: int) -> int | None:
     if not isinstance(indices, Sized) or batch is None:
         return None
     return len(indices) // (batch * size) * batch * size if loader.drop_last else len(indices)
+
+
+def count_batches(loader: DataLoader[Any], indices: Any, size: int, local_to: Communicator | None) -> int | None:
+    """Of one pass over its data: with ``indices`` as many as these have; None where nobody can know.
+
+    Args:
+        loader: The script's.
+        indices: Of this rank; None for a stream.
+        size: How many workers divide a batch.
+        local_to: If each has data of its own, all of them: the most that one has; collective then.
+    """
+    length: int | None = None
+    try:
+        if indices is not None:
+            length = len(indices)
+        elif isinstance(loader.dataset, Sized):
+            length = batches(len(loader.dataset), size * (loader.batch_size or 1), loader.drop_last)
+    except TypeError:
+        pass
+    if local_to is None:
+        return length
+    lengths = [json.loads(part) for part in local_to.gather_bytes(json.dumps(length).encode())]
+    return None if None in lengths else max(lengths)
 
 
 def find_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
