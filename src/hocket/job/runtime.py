@@ -23,7 +23,7 @@ from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Sink, Stage
-from hocket.job import devices, rendezvous
+from hocket.job import copies, devices, rendezvous
 from hocket.job.goodbye import say_goodbye
 from hocket.job.guard import Guard
 from hocket.job.loops import Loops
@@ -258,6 +258,8 @@ def init() -> None:
     config = configuration.read()
     if multiprocessing.current_process().name != "MainProcess":
         config = Config()  # a data-loader process that runs the script again is no worker
+    elif not config.launched:
+        copies.warn(configuration.environment())
     _have_stacks_printed()
     sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
     if config.timeline:
