@@ -53,6 +53,7 @@ def train(strategy: str) -> tuple[float, float]:
     ("strategy", "more"),
     [
         ("delayed", SHARED),
+        ("dmb(extra=1)", SHARED),
         ("diloco(period=4, fragments=2, outer_lr=1.0, outer_momentum=0.5)", SHARED),
         ("easgd(period=2, alpha=0.3)", SHARED),
         ("easgd(period=2, alpha=0.3)", {"servers": 1}),

@@ -262,7 +262,7 @@ def die_under_way() -> None:
 
 @pytest.mark.parametrize("hosts", [None, [1, 1, 1]])
 def test_the_death_of_a_peer_ends_what_is_under_way(pool: Pool, hosts: list[int] | None) -> None:
-    outcomes = pool.outcomes_with_death(3, die_under_way, 1, hosts=hosts)
+    outcomes = pool.outcomes_with_death(3, die_under_way, 1, hosts=hosts, check_replicas=0)  # or they would meet there
     for rank in (0, 2):
         assert outcomes[rank].kind == "WorkerLost"
         assert re.search(r"in the gradient exchange of step [23].* but rank 1 on ", outcomes[rank].message)
