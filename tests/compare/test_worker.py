@@ -70,4 +70,6 @@ def test_from_a_script_to_a_report(script: Path) -> None:
     assert alone.passes == 1.0 and alone.shares == {"compute": 1.0, "communication": 0.0, "waiting": 0.0}
     (result,) = served.good
     assert result.servers == 1 and result.sent > 0 and sum(result.staleness.values()) > 0
-    assert result.told["threads"] >= 1 and result.speed is not None and sum(result.shares.values()) == pytest.approx(1)
+    assert result.told["threads"] >= 1 and sum(result.shares.values()) == pytest.approx(1)
+    found = curves.read(folders.all_in(Path("out/runs"))[-1])  # rank 0 may have had a single batch, if it was slow
+    assert (result.speed is None) == (found.first == found.last)
