@@ -21,6 +21,7 @@ from hocket.comm.rounds import Kind, Rounds
 from hocket.comm.snapshots import Snapshots
 from hocket.config import Config
 from hocket.errors import DeadlineExceeded, JobError
+from hocket.transport import door
 
 SECRET = b"p" * 32
 
@@ -334,6 +335,26 @@ def test_a_link_that_broke_is_made_anew(noticed: str, capsys: pytest.CaptureFixt
         f"hocket: rank {one} has lost its link to rank {other}, and makes a new one" for one, other in [(0, 1), (1, 0)]
     ]
     assert sorted(told) == lines
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_connection_that_one_end_gives_up_is_made_again(accepts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine: one end has proved the secret, and the other one has no time left for that."""
+    prove, given_up = door.prove, []
+
+    def be_late(connection: Any, *args: Any, **options: Any) -> int:
+        found = prove(connection, *args, **options)
+        if options["accepts"] is accepts and not given_up:
+            given_up.append(found)
+            raise TimeoutError
+        return found
+
+    monkeypatch.setattr(door, "prove", be_late)
+    vectors, graph = [vector(rank) for rank in range(2)], Graph("ring")
+    with workers(2, lambda peers: Rounds(peers, vectors[0], 10.0)) as found:
+        together(lambda peers, rounds: mix(graph, rounds, peers.rank, vectors[peers.rank], 0), found)
+        assert given_up and [peers.live for peers, _ in found] == [[0, 1]] * 2
+    assert torch.allclose(vectors[0][0], vectors[1][0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_worker_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

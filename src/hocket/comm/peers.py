@@ -24,10 +24,12 @@ from hocket.errors import JobError
 from hocket.transport import door, handoff, tls
 from hocket.transport.area import Area
 from hocket.transport.door import Door
-from hocket.transport.wire import Closed, Message, Wire
+from hocket.transport.wire import Closed, Message, Wire, until
 
+_RETRY = 0.02
 _KNOCK = 10.0  # seconds in which another worker must let this one in
 _GOODBYE = 1.0  # seconds in which what was given to be sent still is
+_WELCOME = 0  # the one message that goes the other way: this worker is heard
 
 Handler = Callable[[int, Message, Wire], None]
 """Takes a message of a rank, in the thread that hears that rank; must receive the whole body, and wait for nobody."""
@@ -89,6 +91,7 @@ class Peers:
         self._where: dict[int, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+        self._is_connecting = True  # until all are: a wire may end, and another take its place
         self._process = os.getpid()
         _everyone.add(self)
 
@@ -125,6 +128,7 @@ class Peers:
                 file=sys.stderr,
                 flush=True,
             )
+        self._is_connecting = True
         gather("gossip: links that are lost", b"")
         self._connect(others, gather)
 
@@ -193,20 +197,40 @@ class Peers:
         failures: dict[int, str] = {}
         for rank in others:
             try:
-                wire = self._knock(self._where[rank], time.monotonic() + min(self._config.timeout, _KNOCK))
+                wire = self._reach(rank)
             except JobError as error:
                 failures[rank] = str(error)
-                self._lose(rank)
             else:
                 with self._lock:
                     self._out[rank] = _Outgoing(rank, wire, self._lose_outgoing)
         told = gather("gossip: links between workers", json.dumps(failures).encode())
+        with self._lock:
+            self._is_connecting = False
+            ended = [rank for rank in others if rank not in self._incoming or rank in failures]
+        for rank in ended:
+            self._lose(rank)
         for rank, data in told.items():
             for other, why in json.loads(data).items():
                 if int(other) in told:  # it has not died
                     raise JobError(
                         f"rank {rank} cannot reach rank {other}, and gossip goes from worker to worker: {why}"
                     )
+
+    def _reach(self, rank: int) -> Wire:
+        """A wire on which the other worker has said that it hears this one; if it was too busy for that, a new one."""
+        deadline = time.monotonic() + min(self._config.timeout, _KNOCK)
+        while True:
+            wire = self._knock(self._where[rank], deadline)
+            try:
+                wire.connection.settimeout(until(deadline))
+                wire.receive()
+                wire.connection.settimeout(None)
+                return wire
+            except (Closed, TimeoutError) as error:
+                wire.close()
+                if time.monotonic() > deadline:
+                    raise JobError(f"it does not answer ({error})") from None
+                time.sleep(_RETRY)
 
     def _open(self) -> dict[str, Any]:
         config = self._config
@@ -238,10 +262,15 @@ class Peers:
     def _let_in(self, wire: Wire, rank: int) -> None:
         """Hear a worker, to the end."""
         with self._lock:
-            if not 0 <= rank < self._config.size or rank in self._incoming or rank in self.lost or self._is_closed:
+            before = self._incoming.get(rank)
+            is_known = 0 <= rank < self._config.size and rank not in self.lost
+            if not is_known or self._is_closed or (before is not None and not self._is_connecting):
                 return
             self._incoming[rank] = wire
+        if before is not None:
+            before.close()  # a wire that the other one has given up
         try:
+            wire.send(_WELCOME, 0, {})
             while True:
                 message = wire.receive()
                 self.handlers[message.kind](rank, message, wire)
@@ -250,7 +279,12 @@ class Peers:
         except Exception as error:  # of any kind: it came from outside
             if not self._is_closed:
                 print(f"hocket: a message of rank {rank} was refused: {error!r}", file=sys.stderr, flush=True)
-        if self._incoming.get(rank) is wire:  # else there is a new link
+        with self._lock:
+            is_lost = self._incoming.get(rank) is wire  # else there is a new link
+            if is_lost and self._is_connecting:
+                is_lost = False
+                self._incoming.pop(rank)
+        if is_lost:
             self._lose(rank)
 
     def _lose_outgoing(self, out: _Outgoing) -> None:
