@@ -19,7 +19,10 @@ from hocket.job.function import parcel
 from hocket.strategies.choices import TABLE
 
 SERVED = {"ps(staleness=1)", "bsp", "ssp(staleness=1)", "asynchronous", "softsync", "downpour", "gossip", "hogwild"}
-ALONE = {"mirrored", "central", "delayed", "full_batch", "local_sgd(period=2)", "diloco(period=2)", "easgd(period=2)"}
+ALONE = {
+    "mirrored", "central", "delayed", "dmb(extra=1)", "full_batch", "local_sgd(period=2)", "diloco(period=2)",
+    "easgd(period=2)",
+}  # fmt: skip
 NEEDED_BY_NONE = ("numpy", "sklearn", "matplotlib", "tensorboard", "pytest")
 
 
