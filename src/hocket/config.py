@@ -82,6 +82,13 @@ SETTINGS = {
             "host.",
         ),
         Setting("verbose", "off", ("off", "on"), "Say more: which parameters are on which server, for example."),
+        Setting(
+            "hide-torch-env",
+            "off",
+            ("off", "on"),
+            "Keep RANK, WORLD_SIZE and the like from the script, so that accelerate, the Trainer of Hugging Face or "
+            "Lightning see one process and wrap nothing; Hocket does the rest.",
+        ),
         Setting("timeline", "", (), "A .json file for the timeline of the run, for Perfetto, Chrome, hocket trace."),
         Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),
         Setting("python", "", (), "The interpreter on the other hosts, if it is not at the same path as here."),
@@ -140,7 +147,7 @@ class Config:
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
     """Read the environment as ``hocket run`` or torchrun has set it; alone when nobody has."""
-    env = os.environ if environ is None else environ
+    env = _reveal(os.environ if environ is None else environ)
     launched = ("RANK" in env or "HOCKET_SERVER" in env) and "WORLD_SIZE" in env
     size = _integer(env, "WORLD_SIZE", 1) if launched else 1
     return Config(
@@ -179,6 +186,26 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
     )
 
 
+OF_TORCHRUN = ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+               "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
+               "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
+"""The variables by which a script sees that it is one process of several."""
+
+
+def hide(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment of a worker in which only Hocket finds them."""
+    return {HIDDEN + name if name in OF_TORCHRUN else name: value for name, value in environ.items()}
+
+
+def _reveal(environ: Mapping[str, str]) -> Mapping[str, str]:
+    hidden = {name: environ[HIDDEN + name] for name in OF_TORCHRUN if HIDDEN + name in environ}
+    return {**environ, **hidden} if hidden else environ
+
+
+HIDDEN = "HOCKET_HIDDEN_"
+"""With this before their names."""
+
+
 def told() -> dict[str, str]:
     """The settings that the environment makes, by name."""
     return {name: os.environ[s.variable] for name, s in SETTINGS.items() if os.environ.get(s.variable)}
@@ -208,6 +235,7 @@ def exported(more: Sequence[str] = ()) -> dict[str, str]:
     """
     own = {SETTINGS[name].variable for name in LAUNCHERS_OWN}
     found = {k: v for k, v in os.environ.items() if k.startswith(_EXPORTED) and k not in own | _OF_A_JOB}
+    found = {k: v for k, v in found.items() if not k.startswith(HIDDEN)}
     for text in more:
         name, given, value = text.partition("=")
         if not name.isidentifier() or not (given or name in os.environ):

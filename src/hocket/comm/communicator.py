@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
@@ -153,6 +155,27 @@ class Communicator(ABC):
     @abstractmethod
     def leave(self, failed: bool) -> None:
         """End this rank's part in the group; not collective."""
+
+
+@contextmanager
+def calling(call: str) -> Iterator[None]:
+    """Within, messages about collectives name this call of the script; the outermost one, if there are several.
+
+    None is named within ``calling("")``: what is due there, other ranks may do elsewhere.
+    """
+    token = _call.set(call and (_call.get() or call))
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+def named(what: str) -> str:
+    """A collective by the script's call of which it is a part; ranks in different calls do not do the same."""
+    return f"{call}: {what}" if (call := _call.get()) else what
+
+
+_call: ContextVar[str] = ContextVar("call", default="")
 
 
 def describe(tensor: torch.Tensor) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from hocket.comm.algorithms import NARROW, reduce_into
 from hocket.comm.buckets import Column, FlatAverager, HierarchicalAverager
-from hocket.comm.communicator import Averager, Communicator, describe
+from hocket.comm.communicator import Averager, Communicator, describe, named
 from hocket.comm.layout import Layout, Limits, bucket_limits, cut
 from hocket.comm.shared import SharedCommunicator
 from hocket.comm.staging import through_cpu
@@ -68,7 +68,7 @@ class HostsCommunicator(Communicator):
 
     @through_cpu
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
-        what = f"allreduce of {describe(tensor)}, {operation}"
+        what = named(f"allreduce of {describe(tensor)}, {operation}")
         flat = tensor.view(-1)
         if tensor.nbytes <= _ROOM:
             parts = [_as(row, flat) for row in self._meet(what, 0, flat)]
@@ -82,7 +82,7 @@ class HostsCommunicator(Communicator):
 
     @through_cpu
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
-        what = f"allgather of {describe(tensor)}"
+        what = named(f"allgather of {describe(tensor)}")
         flat = tensor.view(-1)
         if tensor.nbytes <= _ROOM:
             gathered = torch.stack([_as(row, flat) for row in self._meet(what, 0, flat)])
@@ -93,7 +93,7 @@ class HostsCommunicator(Communicator):
 
     @through_cpu
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        what = f"broadcast of {describe(tensor)} from rank {root}"
+        what = named(f"broadcast of {describe(tensor)} from rank {root}")
         flat = tensor.view(-1)
         if tensor.nbytes <= _ROOM:
             flat.copy_(_as(self._meet(what, 0, flat)[root], flat))
@@ -111,7 +111,7 @@ class HostsCommunicator(Communicator):
         return [int(row[8:16].view(torch.int64)) for row in rows]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        what = "an exchange of descriptions"
+        what = named("an exchange of descriptions")
         mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
         rows = self._meet(what, len(data), mine if len(data) <= _ROOM else None)
         lengths = [_HEAD.unpack(bytes(row[: _HEAD.size].tolist()))[1] for row in rows]
@@ -124,7 +124,7 @@ class HostsCommunicator(Communicator):
         return [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
 
     def collect(self, data: torch.Tensor, root: int) -> list[torch.Tensor]:
-        what = f"a collection on rank {root}"
+        what = named(f"a collection on rank {root}")
         rows = self._meet(what, data.numel(), data if data.numel() <= _ROOM else None)
         lengths = [int(row[8:16].view(torch.int64)) for row in rows]
         if max(lengths) > _ROOM:

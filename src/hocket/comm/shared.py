@@ -14,7 +14,7 @@ import torch
 
 from hocket import spans
 from hocket.comm.algorithms import average_into, reduce_into
-from hocket.comm.communicator import Averager, Communicator, describe
+from hocket.comm.communicator import Averager, Communicator, describe, named
 from hocket.comm.layout import Bucket, Layout, Place, cut
 from hocket.comm.split import SplitAverager
 from hocket.comm.staging import through_cpu
@@ -119,7 +119,7 @@ class SharedCommunicator(Communicator):
 
     @through_cpu
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
-        what = f"allreduce of {describe(tensor)}, {operation}"
+        what = named(f"allreduce of {describe(tensor)}, {operation}")
         direct = self.size == 2 or tensor.nbytes <= DIRECT_BYTES
         for part in self._parts(tensor):
             buffer = self._reserve()
@@ -139,7 +139,7 @@ class SharedCommunicator(Communicator):
 
     @through_cpu
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
-        what = f"allgather of {describe(tensor)}"
+        what = named(f"allgather of {describe(tensor)}")
         gathered = tensor.new_empty(self.size, tensor.numel())
         done = 0
         for part in self._parts(tensor):
@@ -153,7 +153,7 @@ class SharedCommunicator(Communicator):
 
     @through_cpu
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        what = f"broadcast of {describe(tensor)} from rank {root}"
+        what = named(f"broadcast of {describe(tensor)} from rank {root}")
         for part in self._parts(tensor):
             buffer = self._reserve()
             if self.rank == root:
@@ -169,7 +169,7 @@ class SharedCommunicator(Communicator):
         return self.transport.meet(number, payload, what)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        what = "an exchange of descriptions"
+        what = named("an exchange of descriptions")
         lengths = self.transport.meet(signature(what), len(data), what)
         padded = torch.frombuffer(bytearray(data.ljust(max(*lengths, 1), b"\0")), dtype=torch.uint8)
         rows = self.allgather(padded)

@@ -7,9 +7,10 @@ import torch
 from hocket import spans
 from hocket.comm.algorithms import OPERATIONS
 from hocket.errors import UsageError
-from hocket.job.runtime import meeting
+from hocket.job.runtime import meeting, together
 
 
+@together("hocket.allreduce()")
 def allreduce(tensor: torch.Tensor, operation: str = "mean", *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The mean (or sum, max, min, product) of ``tensor`` over all ranks; every rank must call it.
 
@@ -39,6 +40,7 @@ def allreduce(tensor: torch.Tensor, operation: str = "mean", *, out: torch.Tenso
     return result if out is None else out.copy_(result)
 
 
+@together("hocket.allgather()")
 def allgather(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors of all ranks, stacked in a new first dimension; every rank must call it, with the same shape."""
     _check(tensor)
@@ -46,6 +48,7 @@ def allgather(tensor: torch.Tensor) -> torch.Tensor:
         return meeting().communicator.allgather(tensor.detach().contiguous())
 
 
+@together("hocket.broadcast()")
 def broadcast(tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
     """Replace ``tensor``, in place, by that of rank ``root``, and return it; every rank must call it."""
     _check(tensor)
@@ -61,6 +64,7 @@ def broadcast(tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
     return tensor
 
 
+@together("hocket.barrier()")
 def barrier() -> None:
     """Wait until every rank has called this."""
     with spans.span(spans.WAIT, "hocket.barrier()"):

@@ -24,7 +24,8 @@ from hocket.job.data.loader import Loader
 from hocket.job.learning_rate import scale_lr as apply_scale
 from hocket.job.plain_copies import copy_plainly
 from hocket.job.replicas import ReplicaCheck
-from hocket.job.runtime import Runtime, StepCounter, current, meeting
+from hocket.job.runtime import Runtime, StepCounter, current, meeting, together
+from hocket.job.wrappers import refuse_inside
 from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
@@ -36,6 +37,7 @@ from hocket.strategies.phases import hand_over
 from hocket.strategies.served import ServedTraining
 
 
+@together("hocket.distribute()")
 def distribute(
     model: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
@@ -103,6 +105,8 @@ def _train_together(
     if not isinstance(choice, Choice):
         raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
     choice = choices.parse(choices.write(choice))  # with a look at every value
+    if config.size > 1:
+        refuse_inside(model)
     told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)
     step, former = runtime.step, _make_room(runtime, model, optimizers) if model in runtime.models else []
     if not runtime.models:

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from hocket.errors import StrategyError, UsageError
+from hocket.job.owner import Owner
+from hocket.job.wrappers import is_wrapper, refuse
 from hocket.strategies.base import Strategy
 
 
 class Guard:
     """Of one worker: which optimizers are part of the job, and which parameters belong to which strategy."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
         self.optimizers: dict[nn.Module, list[Optimizer]] = {}
         self._known: dict[Optimizer, Strategy] = {}
         self._replaced: set[Optimizer] = set()
         self._strategies: dict[int, Strategy] = {}  # by the id of a parameter
         self._models: dict[Strategy, nn.Module] = {}
+        self._modules: set[int] = set()  # the ids of all that are in distributed models
 
     def take(
         self, model: nn.Module, optimizer: Optimizer | None, strategy: Strategy, parameters: Iterable[nn.Parameter]
     ) -> None:
         """``strategy`` has these parameters of ``model`` from now on, and the steps of ``optimizer``."""
         self._models[strategy] = model
+        self._modules |= {id(module) for module in model.modules()}
         self._strategies |= {id(parameter): strategy for parameter in parameters}
         if optimizer is not None:
             self._known[optimizer] = strategy
+            self._watch(optimizer)
+
+    def look_at_child(self, parent: nn.Module, child: nn.Module | None) -> None:
+        """A module is put into another; a distributed one must not get into a wrapper that exchanges gradients."""
+        if child is not None and is_wrapper(parent) and any(id(each) in self._modules for each in child.modules()):
+            refuse(parent)
+
+    def _watch(self, optimizer: Optimizer) -> None:
+        """Have the thread looked at before a step begins to exchange anything."""
+        original = optimizer.step
+
+        @functools.wraps(original)
+        def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self._owner.check("optimizer.step()")
+            return original(*args, **kwargs)
+
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
     def release(self, model: nn.Module) -> tuple[list[Strategy], set[int]]:
         """The strategies of ``model`` and the ids of their parameters; its optimizers are not to be used any more."""
@@ -47,6 +72,7 @@ class Guard:
         """An optimizer, of the job or not, is about to take a step."""
         strategy = self._known.get(optimizer)
         if strategy is not None:
+            self._owner.check("optimizer.step()")
             strategy.note_step()
             return
         if optimizer in self._replaced:

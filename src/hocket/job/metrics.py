@@ -10,11 +10,12 @@ import torch
 
 from hocket.errors import UsageError
 from hocket.events import Metrics
-from hocket.job.runtime import current, meeting
+from hocket.job.runtime import current, meeting, together
 
 Value = TypeVar("Value", float, torch.Tensor)
 
 
+@together("hocket.mean()")
 def mean(value: Value, weight: float | torch.Tensor = 1.0) -> Value:
     """The mean of ``value`` over all workers, each counted ``weight`` times; every rank must call it.
 
@@ -32,21 +33,25 @@ def mean(value: Value, weight: float | torch.Tensor = 1.0) -> Value:
     return _like(value, sums[:-1] / sums[-1])
 
 
+@together("hocket.total()")
 def total(value: Value) -> Value:
     """The sum of ``value`` over all workers; every rank must call it."""
     return _reduce(value, "sum")
 
 
+@together("hocket.maximum()")
 def maximum(value: Value) -> Value:
     """The largest ``value`` of all workers; every rank must call it."""
     return _reduce(value, "max")
 
 
+@together("hocket.minimum()")
 def minimum(value: Value) -> Value:
     """The smallest ``value`` of all workers; every rank must call it."""
     return _reduce(value, "min")
 
 
+@together("hocket.weight()")
 def weight(count: float | None) -> float:
     """Let the next backward passes count in proportion to ``count``; every rank must call it.
 
@@ -83,7 +88,7 @@ def weight(count: float | None) -> float:
 def report(**values: Any) -> None:
     """Record numbers about the training, such as ``loss=…, accuracy=…``, by step, sample and time.
 
-    Rank 0's are recorded; other ranks may call it, too, and need not.
+    Rank 0's are recorded; other ranks may call it, too, and need not. It may be called from any thread.
     """
     runtime = current()
     numbers = {name: _number(value, name) for name, value in values.items()}

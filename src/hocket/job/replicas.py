@@ -87,7 +87,7 @@ class ReplicaCheck:
         return {name: fingerprint([parameter]) for name, parameter in replica.items()}
 
     def _describe(self) -> str:
-        return f"the comparison of replicas after {self.steps} optimizer steps"
+        return f"optimizer.step(), the comparison of replicas after {self.steps} optimizer steps"
 
     def _complain(self, replica: dict[str, torch.Tensor]) -> None:
         mine = torch.tensor([fingerprint([parameter]) for parameter in replica.values()])

@@ -8,18 +8,20 @@ import faulthandler
 import functools
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable
-from typing import Protocol, TypeVar, cast
+from typing import ParamSpec, Protocol, TypeVar, cast
 
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hocket import config as configuration
 from hocket import spans
 from hocket.comm.alone import AloneCommunicator
-from hocket.comm.communicator import Communicator
+from hocket.comm.communicator import Communicator, calling
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Sink, Stage
@@ -27,6 +29,7 @@ from hocket.job import copies, devices, rendezvous
 from hocket.job.goodbye import say_goodbye
 from hocket.job.guard import Guard
 from hocket.job.loops import Loops
+from hocket.job.owner import Owner
 from hocket.job.randomness import RandomState, reseed
 from hocket.job.replicas import ReplicaCheck
 from hocket.job.telling import Tally, Teller
@@ -36,6 +39,7 @@ from hocket.strategies import collector
 from hocket.strategies.base import Strategy
 from hocket.transport.gate import STACK_SIGNAL
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -60,7 +64,8 @@ class Runtime(Teller):
         self.strategies: list[Strategy] = []
         self.idle: list[functools.partial[Strategy]] = []
         self.counters: list[StepCounter] = []
-        self.guard = Guard()
+        self.owner = Owner()
+        self.guard = Guard(self.owner)
         self.checks: dict[Strategy, ReplicaCheck] = {}
         self.warmups: list[Warmup] = []
         self.saver: object = None  # of checkpoints, when there has been one
@@ -244,7 +249,23 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
         _current.guard.before_step(optimizer)
 
 
+def _before_child(parent: nn.Module, _: str, child: nn.Module | None) -> None:
+    if _current is not None:
+        _current.guard.look_at_child(parent, child)
+
+
 register_optimizer_step_pre_hook(_before_step)
+register_module_module_registration_hook(_before_child)
+
+
+def _be_no_worker() -> None:
+    """In a child that was forked: what it does to a model is its own, and exchanged with nobody."""
+    if _current is not None:
+        for strategy in _current.strategies:
+            strategy.collector.rests = True
+
+
+os.register_at_fork(after_in_child=_be_no_worker)
 
 
 def init() -> None:
@@ -301,8 +322,25 @@ def current() -> Runtime:
 def meeting() -> Runtime:
     """The runtime of this process, before something that all ranks do together."""
     runtime = current()
-    runtime.loops.catch_up()
+    runtime.owner.check("a call that all ranks make together")
+    with calling(""):
+        runtime.loops.catch_up()
     return runtime
+
+
+def together(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """For what a script calls on all ranks: it is named so in messages, and one thread makes all such calls."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def named(*args: P.args, **kwargs: P.kwargs) -> T:
+            current().owner.check(call)
+            with calling(call):
+                return function(*args, **kwargs)
+
+        return named
+
+    return decorate
 
 
 def rank() -> int:

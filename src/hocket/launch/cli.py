@@ -82,6 +82,12 @@ def run(
     verbose: Annotated[
         bool, typer.Option("--verbose", help=f"{config.SETTINGS['verbose'].help} Also HOCKET_VERBOSE=on.")
     ] = False,
+    hide_torch_env: Annotated[
+        bool,
+        typer.Option(
+            "--hide-torch-env", help=f"{config.SETTINGS['hide-torch-env'].help} Also HOCKET_HIDE_TORCH_ENV=on."
+        ),
+    ] = False,
     seed: Annotated[str | None, _flag("seed")] = None,
     run_dir: Annotated[str | None, _flag("run-dir")] = None,
     no_record: Annotated[bool, typer.Option("--no-record", help="Keep no record of this run.")] = False,
@@ -132,6 +138,7 @@ def run(
         "tls": tls,
         "timeline": timeline,
         "verbose": "on" if verbose else None,
+        "hide-torch-env": "on" if hide_torch_env else None,
         "ssh": ssh,
         "python": python,
         "interface": interface,
@@ -220,7 +227,7 @@ def _checked(given: dict[str, str]) -> dict[str, str]:
         settings["servers"] = str(choices.servers_of(choices.parse(settings["strategy"]), wanted))
     if "timeout" in settings:
         config.seconds(settings["timeout"])
-    for name in ("on-nan", "transport", "tls", "verbose"):
+    for name in ("on-nan", "transport", "tls", "verbose", "hide-torch-env"):
         if name in settings:
             config.choice(name, settings[name])
     for name in config.COUNTS:

@@ -82,7 +82,7 @@ def of_worker(
     rank = local_rank if place is None else place.first + local_rank
     env = _of_both(job, port, place, base)
     env.update(RANK=str(rank), LOCAL_RANK=str(local_rank), ROLE_RANK=str(rank))
-    return env
+    return config.hide(env) if env.get(config.SETTINGS["hide-torch-env"].variable) == "on" else env
 
 
 def of_server(
@@ -97,7 +97,7 @@ def of_server(
 def _of_both(job: Job, port: int, place: Place | None, base: Mapping[str, str] | None) -> dict[str, str]:
     """What workers and servers have in common; they share the cores of their host, for idle threads spin a while."""
     sharing = job.size + job.servers if place is None else place.count + len(place.servers)
-    env = dict(config.environment() if base is None else base)
+    env = {name: value for name, value in (base or config.environment()).items() if not name.startswith(config.HIDDEN)}
     for name in (*(config.SETTINGS[name].variable for name in config.FOR_HOSTS), *_OF_ONE):
         env.pop(name, None)  # for the launcher alone, or of a job around this one
     if not env.get("OMP_NUM_THREADS"):

@@ -77,7 +77,7 @@ class LocalCrew(Crew):
         try:
             for local_rank in range(job.size if place is None else place.count):
                 env = of_worker(job, local_rank, number, place, base)
-                worker = Member(int(env["RANK"]), host)
+                worker = Member(local_rank + (0 if place is None else place.first), host)
                 given = stdin if worker.number == 0 else subprocess.DEVNULL
                 self._start(worker, job.secret, list(job.command), env, folder, given, arrange)
             for server in servers:

@@ -9,7 +9,7 @@ import torch
 
 from hocket.comm.algorithms import reduce_into
 from hocket.comm.alone import AloneCommunicator
-from hocket.comm.communicator import Averager, Communicator, describe
+from hocket.comm.communicator import Averager, Communicator, describe, named
 from hocket.comm.layout import Layout
 from hocket.comm.staging import through_cpu
 from hocket.comm.topology import Topology
@@ -55,7 +55,7 @@ class ServedCommunicator(Communicator):
 
     @through_cpu
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
-        what = f"allreduce of {describe(tensor)}, {operation}"
+        what = named(f"allreduce of {describe(tensor)}, {operation}")
         for part in _parts(tensor):
             given = [_like(data, part) for data in self._gather(what, part).values()]
             if len(given) > 1:
@@ -63,12 +63,12 @@ class ServedCommunicator(Communicator):
 
     @through_cpu
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
-        rows = self._gather(f"allgather of {describe(tensor)}", tensor.view(-1))
+        rows = self._gather(named(f"allgather of {describe(tensor)}"), tensor.view(-1))
         return torch.stack([_like(data, tensor).view(tensor.shape) for data in rows.values()])
 
     @through_cpu
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        what = f"broadcast of {describe(tensor)} from rank {root}"
+        what = named(f"broadcast of {describe(tensor)} from rank {root}")
         for part in _parts(tensor):
             found = self.client.gather(what, _bytes(part) if self.rank == root else b"")
             if root not in found:  # lost: the first of the others takes its place
@@ -86,7 +86,7 @@ class ServedCommunicator(Communicator):
         return [int(data) for data in found.values()]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        return list(self.client.gather("an exchange of descriptions", data).values())
+        return list(self.client.gather(named("an exchange of descriptions"), data).values())
 
     def averager(self, layout: Layout, *, private: bool = True) -> Averager:
         raise StrategyError(

@@ -124,7 +124,7 @@ class CentralTraining(Strategy):
         self._host.barrier("load_state_dict() of a central model, which every rank must call")
 
     def _describe(self) -> str:
-        return f"the update of step {self.steps}{say_rates(self._optimizer)}"
+        return f"optimizer.step(), the update of step {self.steps}{say_rates(self._optimizer)}"
 
 
 class CentralAveraged(CountedByExchange, CentralTraining):

@@ -99,7 +99,7 @@ class GradientExchange:
 
     def describe(self) -> str:
         rates = say_rates(self._optimizer)
-        return f"the gradient exchange of step {self.steps + 1}{rates}, after {self.taken} optimizer steps"
+        return f"backward(), the gradient exchange of step {self.steps + 1}{rates}, after {self.taken} optimizer steps"
 
     def show(self, gradients: list[torch.Tensor]) -> None:
         """Let ``p.grad`` be one of ``gradients`` after an exchange, and not the average itself."""

@@ -125,7 +125,8 @@ class Members:
         """The error for a parameter that is no longer what it was when it was distributed."""
         raise SharedCopyError(
             f"parameter {self.names[self.index[id(parameter)]]!r} was replaced or changed its type after "
-            "hocket.distribute(): call model.to(…) and load_state_dict(assign=True) before it"
+            "hocket.distribute(): call model.to(…) and load_state_dict(assign=True) before it, and leave out "
+            "fully_shard(), which exchanges gradients by itself"
         )
 
     def check_groups(self, optimizer: Optimizer) -> None:

@@ -13,7 +13,7 @@ from hocket.job.checkpoint import finding, store
 from hocket.job.checkpoint.restoring import Saved
 from hocket.job.checkpoint.saving import Saver, Saving
 from hocket.job.checkpoint.snapshot import Subjects
-from hocket.job.runtime import Runtime, meeting
+from hocket.job.runtime import Runtime, meeting, together
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Position:
         self._done()
 
 
+@together("hocket.save()")
 def save(
     path: str | Path,
     *,
@@ -84,6 +85,7 @@ def save(
     return saving
 
 
+@together("hocket.load()")
 def load(
     path: str | Path,
     *,
@@ -103,6 +105,7 @@ def load(
     return _load(meeting(), Path(path).absolute(), subjects)
 
 
+@together("hocket.resume()")
 def resume(
     *,
     model: Any = None,
