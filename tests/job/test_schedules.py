@@ -1,13 +1,15 @@
 """Learning rates where workers advance unevenly: all follow the count of all."""
 
+import os
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
 from pool import Pool
 from strategies.training import Case, make
-from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, OneCycleLR, SequentialLR, StepLR
 
 import hocket
 from hocket.job.schedules import Following
@@ -72,3 +74,33 @@ def test_workers_of_uneven_speed_come_to_the_same_rate(pool: Pool) -> None:
     assert fast + slow == 40
     assert abs(fast_count - 20) <= 4
     assert abs(slow_count - 20) <= 4
+
+
+def one_cycle(dies_at: int | None) -> tuple[int, int, float]:
+    """Steps, those of the schedule, and how fast it was where a worker was lost; rank 1 dies with a batch in hand."""
+    model, trained, loader = hocket.distribute(*make(Case(samples=70, batch=3), 1), strategy="bsp")
+    scheduler = OneCycleLR(trained, 0.02, epochs=2, steps_per_epoch=len(loader))
+    position = hocket.resume(model=model, optimizer=trained, scheduler=scheduler, loader=loader)
+    steps = position.step
+    after: list[tuple[int, int]] = []
+    for _ in range(position.epoch, 2):
+        for x, y in loader:
+            if hocket.rank() == 1 and steps == dies_at:
+                os._exit(1)
+            ((model(x) - y) ** 2).mean().backward()
+            trained.step()
+            trained.zero_grad()
+            scheduler.step()
+            steps += 1
+            after.append((steps, scheduler.last_epoch))
+    half = after[len(after) // 2]
+    return steps, scheduler.last_epoch, half[1] / half[0]
+
+
+def test_a_schedule_follows_what_is_trained_when_a_worker_is_lost(pool: Pool, tmp_path: Path) -> None:
+    settings = {"servers": 1, "checkpoint": str(tmp_path), "checkpoint_every": 5}
+    found = pool.outcomes_with_death(3, one_cycle, 1, 3, **settings)
+    for steps, taken, share in (found[0], found[2]):
+        assert steps > 16 >= taken >= 15  # of two epochs of 8 rounds
+        assert share < 0.8  # it did not hurry ahead, and then stand still
+    assert all(taken <= 16 for _, taken, _ in pool.run(3, one_cycle, None, **settings))  # from the last checkpoint

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+from pool import Pool, RemoteError
 from strategies.training import Case, make
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -101,5 +101,58 @@ def test_accumulation_weighs_smaller_batches_alike(pool: Pool, sparse: bool) -> 
     for one, other in zip(
         pool.run(2, accumulating, "mirrored", False), pool.run(2, accumulating, "bsp", sparse, servers=2), strict=True
     ):
+        for mine, theirs in zip(one, other, strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def editing(strategy: str, edit: str, sparse: bool) -> None:
+    layers = [nn.Embedding(5, 4, sparse=True), nn.Linear(4, 1)] if sparse else [nn.Linear(4, 4), nn.Linear(4, 1)]
+    model: Any = nn.Sequential(*layers)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = hocket.distribute(model, optimizer, strategy=strategy)
+    for _ in range(2):
+        model(torch.tensor([1, 2]) if sparse else torch.ones(2, 4)).mean().backward()
+        if edit == "clip":
+            nn.utils.clip_grad_norm_(model[1].parameters(), 1e6)
+        elif edit == "scale":
+            model[0].weight.grad = model[0].weight.grad * 2
+        elif edit == "read":
+            assert float(model[1].weight.grad.abs().sum()) > 0
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=edit != "read")
+
+
+@pytest.mark.parametrize(
+    ("edit", "sparse", "strategy"),
+    [("clip", False, "bsp"), ("scale", False, "ps"), ("scale", True, "softsync(1)"), ("clip", True, "bsp")],
+)
+def test_gradients_that_servers_will_average_cannot_be_changed(
+    pool: Pool, edit: str, sparse: bool, strategy: str
+) -> None:
+    with pytest.raises(RemoteError, match=r"gradients were changed.*--strategy '\w+\(clip=1.0\)'"):
+        pool.run(2, editing, strategy, edit, sparse, servers=1)
+
+
+def test_gradients_may_be_read_and_those_of_one_worker_or_one_by_one_changed(pool: Pool) -> None:
+    pool.run(2, editing, "bsp", "read", False, servers=1)
+    pool.run(1, editing, "bsp", "clip", False, servers=1)
+    pool.run(2, editing, "ssp", "scale", True, servers=1)
+
+
+def scaled(strategy: str) -> list[torch.Tensor]:
+    """GradScaler with a scale that grows on the way."""
+    case = Case(samples=24)
+    model, optimizer, loader = hocket.distribute(*make(case, 1), strategy=strategy)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+    for x, y in loader:
+        scaler.scale(((model(x) - y) ** 2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return [torch.tensor(scaler.get_scale()), *(p.detach().clone() for p in model.parameters())]
+
+
+def test_a_scaler_of_gradients(pool: Pool) -> None:
+    for one, other in zip(pool.run(2, scaled, "mirrored"), pool.run(2, scaled, "bsp", servers=1), strict=True):
         for mine, theirs in zip(one, other, strict=True):
             assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)

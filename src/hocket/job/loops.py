@@ -38,7 +38,7 @@ class Loops:
         """A training loop begins."""
         if not any(self._open.values()):
             self.own, self.pace = 0, 0.0
-            if self._following is None and any(strategy.is_uneven for strategy in self._strategies):
+            if self._following is None and any(each.is_uneven or each.survives_loss for each in self._strategies):
                 self._following = Following(self, optimizers)
             for strategy in self._strategies:
                 strategy.begin_epoch(epoch)

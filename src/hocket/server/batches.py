@@ -139,7 +139,8 @@ class Batches:
             if not now.ranks:
                 return None
             own, gone = now.got[rank], now.gone - {rank}
-            return own, (own * (now.ranks - len(gone)) + sum(now.got[each] for each in gone)) / now.ranks
+            everyone = own * (now.ranks - len(gone)) + sum(now.got[each] for each in gone)
+            return own, min(everyone, everyone if now.total is None else now.total) / now.ranks
 
     def take_more(self, rank: int, epoch: int, count: int, workers: int) -> list[int]:
         """Up to ``count`` more batches for a worker that just took one; fewer towards the end, so that none is idle.

@@ -17,6 +17,7 @@ from hocket.server.client import Client
 from hocket.server.copies import DenseCopy
 from hocket.server.placement import Placement, place
 from hocket.server.terms import Push, Terms
+from hocket.strategies import choices
 from hocket.strategies.base import Strategy, hooks_outside, wrap
 from hocket.strategies.choices import PS, Asynchronous, Downpour, Served, Softsync
 from hocket.strategies.collector import Collector
@@ -32,7 +33,8 @@ from hocket.updates.update import Step
 class ServedTraining(Strategy):
     """A worker of a job with servers. Its parameters are copies; its optimizer's step happens on the servers.
 
-    After ``backward()``, ``p.grad`` is this worker's own gradient, and what the script does to it (clipping) counts.
+    After ``backward()``, ``p.grad`` is this worker's own gradient. What the script does to it (clipping) counts where
+    each gradient is applied by itself. Where all are averaged it would not be what ``mirrored`` does, and raises.
 
     Args:
         client: To the servers.
@@ -66,6 +68,9 @@ class ServedTraining(Strategy):
         self.late = 0
         self.in_step = terms.staleness == 0 and terms.groups == 1
         self.is_uneven = not self.in_step
+        self._name = choices.write(choice).partition("(")[0]
+        self._is_sealed = self.in_step and client.workers > 1
+        self._shown: list[tuple[torch.Tensor, int]] = []  # gradients as the script has got them, and their versions
         rates = self._rule(optimizer)
         self._sparse = SparseTables(client, model, members, terms, rates)
         self._members = dense = members.without(self._sparse.parameters)
@@ -88,6 +93,8 @@ class ServedTraining(Strategy):
         hooks = ModelHooks(model, self.collector)
         hooks.watch_loading(model, lambda: None, self._loaded, self._send_loaded)
         wrap(optimizer, self._step, self.collector)
+        if self._is_sealed:  # GradScaler then leaves gradients as they are, and has all workers take every step
+            vars(optimizer)["_step_supports_amp_scaling"] = True
         self._told: list[dict[str, Any]] | None = None
         self._is_loaded = False
         self._nonfinite: int | None = None
@@ -145,6 +152,28 @@ class ServedTraining(Strategy):
         self._members.check_homes()
         self._nonfinite = self.collector.nonfinite
         self._members.set_gradients(self._views, self.collector.missing)
+        self._note_gradients()
+
+    def _note_gradients(self) -> None:
+        """Remember gradients as they are now."""
+        if self._is_sealed:
+            sparse = (parameter.grad for parameter in self._sparse.parameters)
+            found = [*self._gradients, *(gradient for gradient in sparse if gradient is not None)]
+            self._shown = [(gradient, gradient._version) for gradient in found]
+
+    def _check_gradients(self) -> None:
+        """Raise if the script has changed what servers are to average."""
+        if not self._is_sealed:
+            return
+        own = {*map(id, self._views), *(id(gradient) for gradient, _ in self._shown)}
+        parameters = (*self._members.parameters, *self._sparse.parameters)
+        replaced = any(p.grad is not None and id(p.grad) not in own for p in parameters)
+        if replaced or any(gradient._version != version for gradient, version in self._shown):
+            raise StrategyError(
+                f"gradients were changed between backward() and optimizer.step(), and {self._name!r} averages them "
+                "only then, on the servers: to clip the average, leave out clip_grad_norm_ and GradScaler.unscale_ "
+                f"and use --strategy '{self._name}(clip=1.0)'; for anything else use --strategy mirrored"
+            )
 
     def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         loss = None
@@ -183,6 +212,7 @@ class ServedTraining(Strategy):
         push = self._say(weight, present, groups)
         if weight:
             self._multiply()
+            self._note_gradients()
             self._bring(self._copy.gradients, self._gradients)
             self.sent += self._nbytes
         factor = self._factor if weight else 0.0
@@ -202,6 +232,7 @@ class ServedTraining(Strategy):
 
     def _collect(self) -> bytes | None:
         """Bring in what the script put in place of gradients; which parameters have one, if not all."""
+        self._check_gradients()
         missing = bytearray(len(self._views))
         for i, (parameter, view) in enumerate(zip(self._members.parameters, self._views, strict=True)):
             if parameter.grad is None:
