@@ -234,7 +234,7 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
             torch.manual_seed(config.rank)
             runtime._current = runtime.Runtime(config, rendezvous.join(config))
             result = getattr(importlib.import_module(module), name)(*args)
-            runtime._current.loops.catch_up()  # as at the end of a script
+            runtime._current.loops.catch_up("the end")  # as at the end of a script
             answer: tuple[str, Any] = ("result", result)
         except BaseException as error:
             answer = ("error", (type(error).__name__, str(error), traceback.format_exc()))

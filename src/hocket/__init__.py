@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hocket.job.runtime import init as init
     from hocket.job.runtime import local_rank as local_rank
     from hocket.job.runtime import rank as rank
+    from hocket.job.runtime import settle as settle
     from hocket.job.runtime import size as size
     from hocket.launch.function import launch as launch
     from hocket.strategies.choices import BSP as BSP
@@ -95,6 +96,7 @@ _HOMES = {
     "resume": "hocket.job.checkpoint.resuming",
     "save": "hocket.job.checkpoint.resuming",
     "scale_lr": "hocket.job.learning_rate",
+    "settle": "hocket.job.runtime",
     "size": "hocket.job.runtime",
     "sync_batchnorm": "hocket.job.batchnorm",
     "total": "hocket.job.metrics",

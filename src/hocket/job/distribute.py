@@ -148,7 +148,7 @@ def _train_together(
             on_gpu = members.parameters[0].is_cuda
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
             built = build(choice, runtime.communicator, runtime.client, model, optimizer, members, on_nan)
-            runtime.strategies.append(built)
+            runtime.add(built)
             runtime.guard.take(model, optimizer, built, members.parameters)
             if len(former) == len(groups):
                 _go_on(former.pop(0), built)

@@ -43,7 +43,8 @@ def say_goodbye(runtime: Runtime) -> None:
             return
         if not failed:
             try:
-                runtime.loops.catch_up()  # others may wait for it
+                runtime.loops.catch_up("the end of the script")  # others may wait for it
+                runtime.say_what_is_owed()
             except HocketError as error:
                 failed = True
                 print(f"hocket: at the end of rank {runtime.config.rank}: {error}", file=sys.stderr, flush=True)

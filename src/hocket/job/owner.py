@@ -16,6 +16,11 @@ class Owner:
         self._thread: threading.Thread | None = None
         self._number = 0
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is not the thread that makes such calls, as far as there has been one."""
+        return self._number not in (0, threading.get_ident())
+
     def check(self, call: str) -> None:
         """Raise if this is another thread, or a process that was forked from the worker."""
         if os.getpid() != self._process:

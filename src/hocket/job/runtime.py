@@ -28,7 +28,7 @@ from hocket.events import Happening, NoSink, PipeSink, Sink, Stage
 from hocket.job import copies, devices, rendezvous
 from hocket.job.goodbye import say_goodbye
 from hocket.job.guard import Guard
-from hocket.job.loops import Loops
+from hocket.job.loops import Loop, Loops
 from hocket.job.owner import Owner
 from hocket.job.randomness import RandomState, reseed
 from hocket.job.replicas import ReplicaCheck
@@ -76,7 +76,7 @@ class Runtime(Teller):
         self.sink: Sink = sink or NoSink()
         self._agreed: int | None = None
         self.tally = Tally(lambda: collector.passes() + sum(counter.steps for counter in self.counters))
-        self.loops = Loops(communicator, self.strategies, self.models)
+        self.loops = Loops(communicator, self.strategies, self.models, self.set_weight, self.owner, self.client)
         self._weights: dict[int, float] = {}
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
         self._step_of_batch = 0
@@ -121,8 +121,13 @@ class Runtime(Teller):
     def wake(self) -> list[Strategy]:
         """All strategies, those that were not needed so far included."""
         while self.idle:
-            self.strategies.append(self.idle.pop(0)())
+            self.add(self.idle.pop(0)())
         return self.strategies
+
+    def add(self, strategy: Strategy) -> None:
+        """A strategy is at work from now on."""
+        self.strategies.append(strategy)
+        self.loops.adopt(strategy)
 
     def weigh(self, loader: object, weight: float | None) -> None:
         """What the batch of a training loop counts, relative to those of other ranks; None when the loop is over.
@@ -162,24 +167,28 @@ class Runtime(Teller):
             for strategy in self.strategies:
                 strategy.collector.weigh(weight)
 
-    def count_batch(self, samples: int, mean: float | None = None) -> None:
-        """Training has been given one more batch; ``samples`` and ``mean`` are as for ``Strategy.begin_batch``."""
-        self.batches += 1
-        self.samples += samples
+    def count_batch(self, samples: int, mean: float | None = None, *, again: bool = False) -> None:
+        """Training has a batch at work; ``samples`` and ``mean`` are as for ``Strategy.begin_batch``.
+
+        It counts, unless work on it has begun before.
+        """
+        if not again:
+            self.batches += 1
+            self.samples += samples
         self._step_of_batch = self.step
         for strategy in self.strategies:
             strategy.begin_batch(samples, mean)
 
-    def begin_loop(self, loader: object, epoch: int) -> None:
+    def begin_loop(self, loader: object, epoch: int) -> Loop:
         """A training loop begins."""
         if not self._has_begun and self.config.rank == 0:
             self.sink.put(Happening("training began", {"samples of a pass": getattr(loader, "pass_samples", None)}))
         self._has_begun = True
-        self.loops.begin(loader, epoch, [counter.optimizer for counter in self.counters])
+        return self.loops.begin(loader, epoch, lambda: [counter.optimizer for counter in self.counters])
 
-    def end_epoch(self, loader: object) -> None:
+    def end_epoch(self, loop: Loop) -> None:
         """A training loop has come to the end of its loader; collective."""
-        self.loops.end(loader, alone=self.client is not None)
+        self.loops.finish(loop, alone=self.client is not None)
         self.tell_again()  # now that its last step is done
 
     def on_rank_0(self, work: Callable[[], T], communicator: Communicator | None = None) -> T:
@@ -209,6 +218,16 @@ class Runtime(Teller):
                 f"hocket: --checkpoint {self.config.checkpoint} was given, and nothing was saved: call "
                 "hocket.resume(…, loader=loader) before the training loop, or its result's done() after each step",
                 file=sys.stderr,
+            )
+
+    def say_what_is_owed(self) -> None:
+        """The script ends: has it ever seen the model that its strategies stand for?"""
+        if self.loops.owed and self.config.rank == 0 and self.config.size > 1:
+            print(
+                f"hocket: the script ended without the end of its training loop, {self.loops.owed}: call "
+                "hocket.settle() on all ranks before the model is saved or evaluated",
+                file=sys.stderr,
+                flush=True,
             )
 
     def keep_random(self, state: RandomState) -> None:
@@ -324,7 +343,7 @@ def meeting() -> Runtime:
     runtime = current()
     runtime.owner.check("a call that all ranks make together")
     with calling(""):
-        runtime.loops.catch_up()
+        runtime.loops.meet()
     return runtime
 
 
@@ -341,6 +360,17 @@ def together(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return named
 
     return decorate
+
+
+@together("hocket.settle()")
+def settle() -> None:
+    """Let every rank have the model that its strategy stands for, to be evaluated or saved; every rank must call it.
+
+    The end of a loop over a loader does so by itself, and so does ``break``. Call it where Hocket cannot see that
+    training pauses: when batches are taken with ``next()``, in a script without a loader, or after an exception that
+    was caught. Training may go on afterwards; a round of local steps begins anew.
+    """
+    meeting().loops.settle()
 
 
 def rank() -> int:

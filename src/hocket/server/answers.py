@@ -77,6 +77,7 @@ class Answers:
             Kind.BACK: self._back,
             Kind.LIVE: self._live,
             Kind.SHARE: self._share,
+            Kind.SETTLE: self._settle,
         }
 
     def answer(self, kind: int, head: dict[str, Any], body: Body) -> Answer:
@@ -93,6 +94,12 @@ class Answers:
         found = meetings.gather(self._rank, int(head["number"]), str(head["what"]), body.read(), self._note)
         joined = b"".join(_LENGTH.pack(rank, len(data)) + data for rank, data in found.items())
         return Answer({}, [memoryview(joined)])
+
+    def _settle(self, head: dict[str, Any], _: Body) -> Answer:
+        works, over = self._service.meetings.settle(
+            self._rank, self._note, has_trained=bool(head["has_trained"]), stays=bool(head["stays"])
+        )
+        return Answer({"works": works, "over": over})
 
     def _define(self, head: dict[str, Any], body: Body) -> Answer:
         area = body.area() if head["shared"] else None

@@ -69,6 +69,15 @@ class Client:
         spans.add(spans.WAIT, "wait for all workers", begin, end, number=self._meetings)
         return answers.split(found)
 
+    def settle(self, *, has_trained: bool, stays: bool) -> tuple[bool, bool]:
+        """Wait until no worker trains: see ``Meetings.settle``."""
+        begin = time.perf_counter()
+        answer, _ = self.first.request(Kind.SETTLE, {"has_trained": has_trained, "stays": stays})
+        end = time.perf_counter()
+        self.waited += end - begin
+        spans.add(spans.WAIT, "wait until nobody trains", begin, end)
+        return bool(answer["works"]), bool(answer["over"])
+
     @property
     def first(self) -> Link:
         """Server 0, which also keeps the meetings and the queues."""

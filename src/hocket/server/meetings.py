@@ -42,6 +42,8 @@ class Meetings:
         self._meetings: dict[int, _Meeting] = {}
         self._latest = 0  # that has been held
         self._failure = ""
+        self._settling: dict[int, tuple[bool, bool]] = {}  # who waits until nobody trains, and what it said
+        self._settled: dict[int, tuple[bool, bool]] = {}  # what they are told
         self.idle: set[int] = set()
         """Workers that wait for batches which others hold, and will come to no meeting before they get one."""
 
@@ -68,6 +70,7 @@ class Meetings:
                 )
             meeting.given[rank] = data
             self._close(number, meeting)
+            self._look()
             self._wait(number, meeting, note)
             meeting.left.add(rank)
             if meeting.left >= set(meeting.given) & self._live:
@@ -77,10 +80,53 @@ class Meetings:
             assert meeting.result is not None
             return meeting.result
 
+    def settle(self, rank: int, note: Note, *, has_trained: bool, stays: bool) -> tuple[bool, bool]:
+        """Wait until no worker trains; those who have are there.
+
+        A worker that comes to the end of its loop may begin another one. One that ``stays`` comes to a meeting, and
+        settles again and again with those who do train, until all stay.
+
+        Returns:
+            Whether there is something to settle, with all together, and whether all stay.
+
+        Raises:
+            DeadlineExceeded: another worker is alive and trains too long.
+        """
+        with self._condition:
+            self._live.add(rank)
+            self._settled.pop(rank, None)
+            self._settling[rank] = has_trained, stays
+            self._look()
+            wait = Wait(self._condition, self._timeout, self._clock, note, "end a training loop")
+            stuck: float | None = None  # since when all others have been idle
+            while rank not in self._settled:
+                if self._failure:
+                    raise ServerLost(self._failure)
+                missing = sorted(self._live - set(self._settling))
+                stuck = (stuck if stuck is not None else wait.seconds) if self.idle.issuperset(missing) else None
+                if stuck is not None and wait.seconds - stuck >= _STUCK:
+                    self._settling.pop(rank)
+                    raise MismatchError(_say_idle("hocket.settle()", missing))
+                wait.sleep(missing, wait.seconds + _STUCK / 2)
+            return self._settled.pop(rank)
+
+    def _look(self) -> None:
+        """Whether those who settle may do so."""
+        here = set(self._settling)
+        meeting = {rank for each in self._meetings.values() if each.result is None for rank in each.given}
+        over = all(stays for _, stays in self._settling.values())
+        if here and (self._live <= here or (over and self._live <= here | meeting)):
+            works = self._live <= here and any(has_trained for has_trained, _ in self._settling.values())
+            self._settled |= dict.fromkeys(here, (works, over))
+            self._settling.clear()
+            self._condition.notify_all()
+
     def lose(self, rank: int) -> None:
         """A worker has died, or said goodbye."""
         with self._condition:
             self._live.discard(rank)
+            self._settling.pop(rank, None)
+            self._look()
             for number, meeting in self._meetings.items():
                 self._close(number, meeting)
             self._condition.notify_all()
@@ -106,11 +152,15 @@ class Meetings:
             missing = sorted(self._live - set(meeting.given))
             stuck = (stuck if stuck is not None else wait.seconds) if self.idle.issuperset(missing) else None
             if stuck is not None and wait.seconds - stuck >= _STUCK:
-                meeting.error = (
-                    f"{meeting.what} is called in a training loop, and rank {', '.join(map(str, missing))} has no more "
-                    "batches and waits for those of others: with parameter servers workers take different numbers of "
-                    "batches; call collectives after the loop"
-                )
+                meeting.error = _say_idle(meeting.what, missing)
                 self._close(number, meeting)
             else:
                 wait.sleep(missing, wait.seconds + _STUCK / 2)
+
+
+def _say_idle(what: str, missing: list[int]) -> str:
+    return (
+        f"{what} is called in a training loop, and rank {', '.join(map(str, missing))} has no more batches and waits "
+        "for those of others: with parameter servers workers take different numbers of batches; call collectives after "
+        "the loop"
+    )

@@ -31,6 +31,7 @@ class Kind(IntEnum):
     BACK = 18
     LIVE = 19
     SHARE = 20
+    SETTLE = 21
     REPLY = 32
     NOTE = 33
     ERROR = 34

@@ -19,6 +19,8 @@ from hocket.strategies.collector import Collector
 from hocket.strategies.noise import Gauge
 from hocket.updates.update import Step
 
+SUPPORTS_SCALING = "_step_supports_amp_scaling"  # to GradScaler: this optimizer does what it asks for by itself
+
 
 class Strategy(ABC):
     """A strategy at work on one model. It has changed model and optimizer in place when its constructor returns."""
@@ -91,18 +93,30 @@ class Strategy(ABC):
         if samples:
             self.collector.samples = samples
 
-    def end_batch(self, samples: int = 1) -> None:  # noqa: B027 - likewise
-        """A training loop is done with a batch, whether there was a step or not. Rounds are counted in these.
+    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:  # noqa: B027 - likewise
+        """A batch has been trained on. Rounds are counted in these, and end in a step.
 
         Args:
             samples: How many of them this worker had in it.
+            stepped: Whether this is called at the end of the batch's first step; else the script has asked for the next
+                batch, or has left the loop, without any.
         """
 
     def settle(self) -> None:  # noqa: B027 - replicas that are always equal need not
-        """Let every worker have the model that is to be evaluated and saved: a training loop is over, or was left.
+        """Let every worker have the model that the strategy stands for, to be evaluated and saved; collective.
 
-        Collective where workers are all at the same batch.
+        A training loop is over, or was left, or the script asks for it.
         """
+
+    @property
+    def owes(self) -> str:
+        """What the script does not see yet of the model that the strategy stands for; nothing if it sees all."""
+        return ""
+
+    @property
+    def collectors(self) -> list[Collector]:
+        """All that there are; several where strategies take turns."""
+        return [self.collector]
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -166,6 +180,8 @@ def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Colle
         begin = time.perf_counter()
         result = around_step(original, *args, **kwargs)
         spans.add(spans.COMPUTE, "update", begin, time.perf_counter())
+        if collector.on_step is not None:
+            collector.on_step()
         return result
 
     @functools.wraps(original_zero)
@@ -190,3 +206,17 @@ def hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[Non
         optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before, after
     for hook in after.values():
         hook(optimizer, (), options)
+
+
+@contextmanager
+def without_scaler(optimizer: Optimizer) -> Iterator[None]:
+    """Within, nothing is left of what GradScaler asks of a step: it has been done already."""
+    names = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    asked = {name: getattr(optimizer, name) for name in names}
+    for name in names:
+        setattr(optimizer, name, None)
+    try:
+        yield
+    finally:
+        for name, value in asked.items():
+            setattr(optimizer, name, value)

@@ -49,6 +49,8 @@ class Collector:
         self.mean = False  # whether those are averaged
         self.rests = False  # another one is at work on the same parameters
         self.meanwhile: Callable[[], None] | None = None  # called while gradients arrive, and a pass goes on
+        self.on_forward: Callable[[object], None] | None = None  # a forward pass begins, with these inputs
+        self.on_step: Callable[[], None] | None = None  # optimizer.step() has done its work, or has left it out
         self._on_end = on_end
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.delayed import DelayedAverager
 from hocket.comm.layout import Layout
 from hocket.errors import StrategyError
-from hocket.strategies.base import Strategy, wrap
+from hocket.strategies.base import SUPPORTS_SCALING, Strategy, without_scaler, wrap
 from hocket.strategies.collector import Collector
 from hocket.strategies.exchange import (
     Judgement,
@@ -36,7 +35,6 @@ from hocket.updates.update import Step
 
 _CODE = 32  # bits of a payload that say what is missing; above: 0, or why a gradient cannot be used
 _DROPPED, _FIRST = 1, 2  # GradScaler wants it skipped; from here on a parameter that is not finite
-_SUPPORTS_SCALING = "_step_supports_amp_scaling"  # to GradScaler: this optimizer does what it asks for by itself
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class DelayedTraining(Strategy):
         self._leave_out_idle()
         ModelHooks(model, self.collector)
         self._original: Step = optimizer.step
-        self._supports_scaling = getattr(optimizer, _SUPPORTS_SCALING, False)
+        self._supports_scaling = getattr(optimizer, SUPPORTS_SCALING, False)
         wrap(optimizer, self._step, self.collector)
 
     @property
@@ -135,12 +133,15 @@ class DelayedTraining(Strategy):
             missing = bytes(name not in saved["gradients"] for name in self._members.names)
             self._late = Late(gradients, missing, dict(saved["nonfinite"]), saved["dropped"])
 
-    def end_batch(self, samples: int = 1) -> None:
+    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
         self.batches += 1
 
     def settle(self) -> None:
-        if self.counts_steps:  # no other loop goes on
-            self._flush()
+        self._flush()
+
+    @property
+    def owes(self) -> str:
+        return "the last gradient is not applied yet" if self.holds else ""
 
     def rest(self) -> None:
         self._flush()
@@ -154,7 +155,7 @@ class DelayedTraining(Strategy):
 
     def _take_every_step(self, always: bool) -> None:
         """Have GradScaler call ``step`` also on a rank on which it finds a gradient that is not finite."""
-        setattr(self._optimizer, _SUPPORTS_SCALING, always or self._supports_scaling)
+        setattr(self._optimizer, SUPPORTS_SCALING, always or self._supports_scaling)
 
     def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         self._members.check_groups(self._optimizer)
@@ -202,14 +203,14 @@ class DelayedTraining(Strategy):
             return None
         own = self._put(late)
         try:
-            with _without_scaler(self._optimizer):
+            with without_scaler(self._optimizer):
                 return step()
         finally:
             self._put_back(own)
 
     def _allows(self, late: Late) -> bool:
         self._judgement.record({} if late.dropped else late.nonfinite)
-        with _without_scaler(self._optimizer):
+        with without_scaler(self._optimizer):
             return self._judgement.allows_step(self._optimizer) and not late.dropped
 
     def _put(self, late: Late | None) -> list[torch.Tensor | None]:
@@ -298,17 +299,3 @@ class DelayedTraining(Strategy):
         trained, places = self.collector.trained, self._layout.places
         busy = {place.bucket for place, byte in zip(places, trained, strict=True) if byte}
         self._averager.idle = frozenset(range(len(self._layout.buckets))) - busy
-
-
-@contextmanager
-def _without_scaler(optimizer: Optimizer) -> Iterator[None]:
-    """What GradScaler asks of this step has been done already, with the step before."""
-    names = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
-    asked = {name: getattr(optimizer, name) for name in names}
-    for name in names:
-        setattr(optimizer, name, None)
-    try:
-        yield
-    finally:
-        for name, value in asked.items():
-            setattr(optimizer, name, value)

@@ -71,7 +71,7 @@ class DiLoCoTraining(LocalTraining):
         super().load_state(state)
         self._in_round = state.get("in round", 0) % self._choice.period  # rounds may have been longer
         self.rounds = state.get("rounds", 0)
-        self._is_settled = not self._in_round
+        self._is_settled, self._unsettled = not self._in_round, self._in_round
         self._take_anchors()
         anchor, momentum = state.get("anchor", {}), state.get("momentum", {})
         for each in self._fragments:
@@ -100,21 +100,22 @@ class DiLoCoTraining(LocalTraining):
         for _, fragment in self._due:
             fragment.progress()
 
-    def _exchange(self, samples: int) -> None:
-        self._in_round += 1
+    def _exchange(self, batches: int, samples: int) -> None:
+        before, self._in_round = self._in_round, self._in_round + batches
         self._take_over(until=self.batches)
         delay = self._choice.batches_under_way
         for number, fragment in enumerate(self._fragments, start=1):
-            if self._in_round == number * self._choice.period // len(self._fragments):
+            if before < number * self._choice.period // len(self._fragments) <= self._in_round:
                 self._begin(fragment, waits=not delay)
                 self._due.append((self.batches + delay, fragment))
         self._take_over(until=self.batches)
         for _, fragment in self._due:
             fragment.progress()
-        if self._in_round == self._choice.period:
+        if self._in_round >= self._choice.period:
             self._in_round = 0
             self.rounds += 1
-        self._is_settled = not self._due and all(each.batch == self.batches for each in self._fragments)
+        if not self._due and all(each.batch == self.batches for each in self._fragments):
+            self._note_settled()
 
     def _make_equal(self) -> None:
         """End the round now: take over what is under way, and exchange what has had local steps since."""

@@ -67,8 +67,8 @@ class DMBTraining(DelayedTraining):
         self._place = min(state.get("place", self._extra), self._extra) if self.holds else 0
         self.counts, self._is_predicted = Counts(**state.get("counts", {})), None
 
-    def end_batch(self, samples: int = 1) -> None:
-        super().end_batch(samples)
+    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
+        super().end_batch(samples, stepped=stepped)
         of_all = 0 if self.counts_steps else self.collector.samples  # if a loader knows
         # A batch without a step is one of those that the next step is made of.
         if self._place > 0 if self._is_predicted is None else self._is_predicted:
@@ -101,8 +101,6 @@ class DMBTraining(DelayedTraining):
     def _next(self) -> Late | None:
         place, self._place = self._place, (self._place + 1) % (self._extra + 1)
         self._is_predicted = place > 0
-        if self.counts_steps:
-            self.end_batch()
         if place == 0:
             self._exchange()
         return self._take() if place == self._extra else None

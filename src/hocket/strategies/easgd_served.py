@@ -35,6 +35,7 @@ class ServedEASGDTraining(ElasticTraining):
     """
 
     survives_loss = True
+    is_uneven = True
 
     def __init__(
         self,
@@ -77,6 +78,15 @@ class ServedEASGDTraining(ElasticTraining):
         """The last round of a loop may be short."""
         if self._in_round:
             self._end_round()
+
+    def settle(self) -> None:
+        """Show the centre when nobody moves it any more, and let nobody move it before all have it."""
+        self._count()
+        self.flush()
+        self._client.gather("the end of training, with all pulls", b"")
+        self._show()
+        self._client.gather("the end of training, with the centre", b"")
+        self._note_settled()
 
     def refresh(self) -> None:
         """Have the centre as it is on the servers now; with what the script has loaded, if it has."""

@@ -99,11 +99,11 @@ class ElasticTraining(LocalTraining):
         super().rise()
         self._give_momentum(self._choice.momentum)
 
-    def end_batch(self, samples: int = 1) -> None:
+    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
         if self._has_moved:
             self._return()
             self._shows, self._aside = False, None
-        super().end_batch(samples)
+        super().end_batch(samples, stepped=stepped)
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -121,9 +121,9 @@ class ElasticTraining(LocalTraining):
             with torch.no_grad():
                 torch._foreach_copy_([tensor.detach() for tensor in tensors], own)
 
-    def _exchange(self, samples: int) -> None:
-        self._in_round += 1
-        if self._in_round == self._choice.period:
+    def _exchange(self, batches: int, samples: int) -> None:
+        self._in_round += batches
+        if self._in_round >= self._choice.period:
             self._end_round()
 
     def _end_round(self) -> None:

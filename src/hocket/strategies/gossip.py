@@ -104,10 +104,11 @@ class GossipTraining(LocalTraining):
 
     def settle(self) -> None:
         """Whoever is alive comes, whether it had a batch or not."""
+        self._count()
         begin = time.perf_counter()
         self._withdraw(for_good=True)
         self._make_equal()
-        self._is_settled = True
+        self._note_settled()
         self._note_exchange(begin)
 
     def idle(self) -> None:
@@ -169,8 +170,8 @@ class GossipTraining(LocalTraining):
     def _catch_up(self) -> None:
         """Have the parameters as others have made them by now."""
 
-    def _exchange(self, samples: int) -> None:
-        self._in_round += 1
+    def _exchange(self, batches: int, samples: int) -> None:
+        self._in_round += batches
         if self._in_round >= self._choice.period:
             self._in_round = 0
             self.rounds += 1

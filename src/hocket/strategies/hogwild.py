@@ -88,20 +88,25 @@ class HogwildTraining(LocalTraining):
 
     def settle(self) -> None:
         """Wait until nobody trains any more; collective."""
+        self._count()
         begin = time.perf_counter()
         found = self._client.gather("the end of a training loop", b"")
         if self._turns is not None:
             self._turns.begin(sorted(found))
             self._client.gather("the end of a training loop, with turns", b"")
-        self._is_settled = True
+        self._note_settled()
         self._note_exchange(begin)
 
     def flush(self) -> None:
         if self._turns is not None:
             self._turns.leave()
 
-    def _exchange(self, samples: int) -> None:
+    def _exchange(self, batches: int, samples: int) -> None:
         """There is nothing to exchange."""
+
+    @property
+    def owes(self) -> str:
+        return "" if self._is_settled else "others may still train it"
 
     def _make_equal(self) -> None:
         """There is only one."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from hocket import spans
 from hocket.comm.communicator import Communicator
-from hocket.strategies.base import Strategy, wrap
+from hocket.strategies.base import SUPPORTS_SCALING, Strategy, without_scaler, wrap
 from hocket.strategies.blend import average_once, copy_to, floating_buffers, look_up
 from hocket.strategies.collector import Collector
 from hocket.strategies.exchange import Judgement, check_exchanged
@@ -44,11 +45,17 @@ class LocalTraining(Strategy):
         self._places = floating_buffers(model)
         self.steps = self.batches = 0
         self._is_settled, self._has_moved = True, False  # since the last exchange
+        self._unsettled = 0  # batches since then
+        self._unstepped: list[int] = []  # samples of the batches since the last step
+        self._gaps: deque[int] = deque(maxlen=3)  # batches that the last steps were for
+        self._since_step = 0
         self._judgement = Judgement(members.names, on_nan)
         self.collector = Collector(
             members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
         )
         self._hooks = ModelHooks(model, self.collector)
+        self.collector.on_step = self.end_batch  # where no training loop is seen, steps stand for batches
+        self._scaling = getattr(optimizer, SUPPORTS_SCALING, False)
         if optimizer is not None:
             wrap(optimizer, self._step, self.collector)
 
@@ -62,21 +69,48 @@ class LocalTraining(Strategy):
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
         self.batches = state.get("batches", self.steps)
-        self._is_settled, self._has_moved = True, False
+        self._unstepped.clear()
+        self._note_settled()
+        self._has_moved = False
 
-    def end_batch(self, samples: int = 1) -> None:
+    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
         self.batches += 1
+        self._unsettled += 1
         self._is_settled = self._has_moved = False
-        begin = time.perf_counter()
-        self._exchange(samples)
-        self._note_exchange(begin)
+        self._unstepped.append(samples)
+        self._since_step += 1
+        if stepped:
+            self._gaps.append(self._since_step)
+            self._since_step = 0
+        elif len(self._unstepped) < min(self._gaps, default=1):
+            return  # gradients are accumulated; else a step was left out here, and others may wait in theirs
+        self._count()
 
     def settle(self) -> None:
+        self._count()
         if not self._is_settled:
             begin = time.perf_counter()
             self._make_equal()
-            self._is_settled = True
+            self._note_settled()
             self._note_exchange(begin)
+
+    @property
+    def owes(self) -> str:
+        if self._is_settled or not self._unsettled:
+            return ""
+        return f"{self._unsettled} batch{'es' if self._unsettled != 1 else ''} after the last average"
+
+    def _count(self) -> None:
+        """Let rounds know of the batches since the last step."""
+        if self._unstepped:
+            batches, samples = len(self._unstepped), sum(self._unstepped)
+            self._unstepped.clear()
+            begin = time.perf_counter()
+            self._exchange(batches, samples)
+            self._note_exchange(begin)
+
+    def _note_settled(self) -> None:
+        self._is_settled, self._unsettled = True, 0
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -103,8 +137,8 @@ class LocalTraining(Strategy):
             spans.add(spans.EXCHANGE, "exchange models", begin, end, number=self.batches)
 
     @abstractmethod
-    def _exchange(self, samples: int) -> None:
-        """A batch is done: exchange what is to be exchanged now."""
+    def _exchange(self, batches: int, samples: int) -> None:
+        """So many batches are done since the last time: exchange what is to be exchanged now."""
 
     @abstractmethod
     def _make_equal(self) -> None:
@@ -121,6 +155,7 @@ class LocalTraining(Strategy):
     def _end_pass(self) -> None:
         """A backward pass is over."""
         self._has_moved = True
+        self._take_every_step(True)
         self._members.check_homes()
         nonfinite = self.collector.nonfinite
         self._judgement.record({} if nonfinite is None else {self._communicator.rank: nonfinite})
@@ -129,16 +164,33 @@ class LocalTraining(Strategy):
         optimizer = self._optimizer
         assert optimizer is not None
         self._members.check_groups(optimizer)
-        self._has_moved = True
+        self._has_moved, self._is_settled = True, False
+        self._take_every_step(False)
         result = None
         if closure is not None:
             result = original(self._judge(closure, optimizer), **options)
-        elif self._may_step(optimizer):
-            result = original(**options)
+        elif self._unscale(optimizer) and self._may_step(optimizer):
+            with without_scaler(optimizer) if not self._scaling else nullcontext():
+                result = original(**options)
         self.steps += 1
-        if self.counts_steps:
-            self.end_batch()
         return result
+
+    def _take_every_step(self, always: bool) -> None:
+        """Have GradScaler call ``step`` also where it finds a gradient that is not finite: a round may end in it."""
+        if self._optimizer is not None:
+            setattr(self._optimizer, SUPPORTS_SCALING, always or self._scaling)
+
+    @torch.no_grad()
+    def _unscale(self, optimizer: Optimizer) -> bool:
+        """Do what GradScaler has left to the optimizer, if this one does not do so; whether there may be a step."""
+        found, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+        if found is not None and bool(found):
+            return False
+        if scale is not None and not self._scaling:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            for gradient in gradients:
+                gradient.div_(float(scale))
+        return True
 
     def _judge(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
         """Have a closure leave no gradients that the step may not use."""

@@ -56,11 +56,11 @@ class LocalSGDTraining(LocalTraining):
         super().rise()
         self._in_round = 0
 
-    def _exchange(self, samples: int) -> None:
-        self._in_round += 1
+    def _exchange(self, batches: int, samples: int) -> None:
+        self._in_round += batches
         if self._in_round >= self.period:
             self._make_equal()
-            self._is_settled = True
+            self._note_settled()
 
     def _make_equal(self) -> None:
         self._in_round = 0

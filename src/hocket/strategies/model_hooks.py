@@ -25,7 +25,7 @@ class ModelHooks:
         self._hooked = {id(module) for module in model.modules()}
         self._collector = collector
         self._began: list[float] = []  # forward passes, of which a model may have several within each other
-        model.register_forward_pre_hook(self.before)
+        model.register_forward_pre_hook(self.before, with_kwargs=True)
         model.register_forward_hook(self.after)
 
     def watch_loading(
@@ -46,9 +46,12 @@ class ModelHooks:
                 module.register_load_state_dict_pre_hook(self.load)
                 module.register_load_state_dict_post_hook(self.loaded)
 
-    def before(self, module: nn.Module, _: object) -> None:
+    def before(self, module: nn.Module, args: object, kwargs: object) -> None:
         if id(module) in self._hooked and not torch.compiler.is_compiling():
-            self._collector.begin()
+            collector = self._collector
+            if collector.on_forward is not None and torch.is_grad_enabled():
+                collector.on_forward((args, kwargs))
+            collector.begin()
             if self.before_forward is not None:
                 self.before_forward()
             if len(self._began) > _DEEPEST:  # of passes that raised
@@ -64,7 +67,7 @@ class ModelHooks:
             name = "forward" if module.training else "evaluate"
             spans.add(spans.COMPUTE, name, self._began.pop(), time.perf_counter())
         if torch.is_grad_enabled():
-            for tensor in _tensors(output):
+            for tensor in tensors(output):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(self._arm)
 
@@ -82,8 +85,8 @@ class ModelHooks:
         self._collector.arm(by_output=True)
 
 
-def _tensors(value: object) -> list[torch.Tensor]:
-    """All tensors in what a model returns: tuples, lists, dicts and dataclasses of them included."""
+def tensors(value: object) -> list[torch.Tensor]:
+    """All tensors in what a model is given or returns: tuples, lists, dicts and dataclasses of them included."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -91,5 +94,5 @@ def _tensors(value: object) -> list[torch.Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = list(vars(value).values())
     if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
+        return [tensor for item in value for tensor in tensors(item)]
     return []

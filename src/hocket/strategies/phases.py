@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,9 +39,9 @@ class PhasedTraining(Strategy):
         self._rates = self._read_rates()
         for strategy in strategies:
             strategy.counts_steps = False  # they are counted here
+            strategy.collector.on_step = self.end_batch
         self._put_to_work(0)
         self._now.rise()
-        _call_after_step(optimizer, self._count_step)
 
     @property
     def _now(self) -> Strategy:
@@ -103,9 +101,9 @@ class PhasedTraining(Strategy):
         self._look(epoch)
         self._now.begin_epoch(epoch)
 
-    def end_batch(self, samples: int = 1) -> None:
+    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
         self.batches += 1
-        self._now.end_batch(samples)
+        self._now.end_batch(samples, stepped=stepped)
         self._look(self._epoch)
 
     def settle(self) -> None:
@@ -136,6 +134,14 @@ class PhasedTraining(Strategy):
         self._now.glance()
 
     @property
+    def owes(self) -> str:
+        return self._now.owes
+
+    @property
+    def collectors(self) -> list[Collector]:
+        return [collector for strategy in self._strategies for collector in strategy.collectors]
+
+    @property
     def gauges(self) -> list[Gauge]:
         return [gauge for strategy in self._strategies for gauge in strategy.gauges]
 
@@ -154,10 +160,6 @@ class PhasedTraining(Strategy):
 
     def note_step(self) -> None:
         self._now.note_step()
-
-    def _count_step(self) -> None:
-        if self.counts_steps:
-            self.end_batch()
 
     def _look(self, epoch: int) -> None:
         """Switch if it is time."""
@@ -200,15 +202,3 @@ def hand_over(old: Collector, new: Collector) -> None:
     new.weigh(weight)
     new.held, new.passes, new.mean, new.samples = old.held, old.passes, old.mean, old.samples
     old.held, old.passes, old.mean = 0, 0, False
-
-
-def _call_after_step(optimizer: Optimizer, callback: Callable[[], None]) -> None:
-    original = optimizer.step
-
-    @functools.wraps(original)
-    def step(_: Optimizer, *args: Any, **options: Any) -> Any:
-        result = original(*args, **options)
-        callback()
-        return result
-
-    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

@@ -96,7 +96,7 @@ class ServedTraining(Strategy):
         if self._is_sealed:  # GradScaler then leaves gradients as they are, and has all workers take every step
             vars(optimizer)["_step_supports_amp_scaling"] = True
         self._told: list[dict[str, Any]] | None = None
-        self._is_loaded = False
+        self._is_loaded, self._is_settled = False, True
         self._nonfinite: int | None = None
 
     @property
@@ -116,6 +116,20 @@ class ServedTraining(Strategy):
         self._send_loaded()
         self._copy.pull()
         self._take_over()
+
+    def settle(self) -> None:
+        """Take the parameters of the servers when nobody pushes any more, and let nobody push before all have them."""
+        self.flush()
+        if self.is_uneven:
+            self._client.gather("the end of training, with all gradients", b"")
+        self.refresh()
+        if self.is_uneven:
+            self._client.gather("the end of training, with the parameters", b"")
+        self._is_settled = True
+
+    @property
+    def owes(self) -> str:
+        return "" if self._is_settled or not self.is_uneven else "others may still train it"
 
     def _rule(self, optimizer: Optimizer) -> dict[str, Any]:
         return rule.describe(optimizer)
@@ -182,6 +196,7 @@ class ServedTraining(Strategy):
                 loss = closure()
         self._members.check_groups(self._optimizer)
         self._check()
+        self._is_settled = False
         check_exchanged(self.collector)
         self._send_loaded()
         nonfinite, self._nonfinite = self._nonfinite, None

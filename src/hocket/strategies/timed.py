@@ -53,9 +53,9 @@ class TimedLocalSGD(LocalTraining):
             average_once(self._communicator, CommonState(self._communicator, self._optimizer).means)
         self.rounds += 1
         self._samples = 0
-        self._is_settled = True
+        self._note_settled()
 
-    def _exchange(self, samples: int) -> None:
+    def _exchange(self, batches: int, samples: int) -> None:
         if self.counts_steps:
             raise UsageError(
                 "local_sgd(time=…) deals out the batches: train on the loader that hocket.distribute() returns"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hocket.errors import UsageError
 from hocket.job import buffers, randomness
 from hocket.job.data import original_loader, queued, uneven
+from hocket.job.data.leaving import on_purpose
 from hocket.job.data.one_pass import Pass
 from hocket.job.data.queued import QueuedIndices
 from hocket.job.data.rest import Rest
@@ -18,6 +21,7 @@ from hocket.job.data.rounds import RoundDeal, RoundTurns, timed
 from hocket.job.data.sharding import Counts, SeededDataset, Start, is_of_torch
 from hocket.job.data.streams import ShardedStream
 from hocket.job.data.turns import Turns
+from hocket.job.loops import Batch, Loop
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
 from hocket.server.deal import Deal
@@ -74,7 +78,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         training = torch.is_grad_enabled() if self._training is None else self._training
-        self._runtime.loops.catch_up()
+        if not self._runtime.loops.in_thread:
+            self._runtime.loops.catch_up("the next loop over a loader")
         if not training:
             # It must not disturb the training: neither what comes next there, nor where that is resumed.
             aside = Pass(self.epoch)
@@ -185,7 +190,8 @@ class Loader:
                 return self._resumed  # not gone on yet
         now = self._pass
         start = now.plan.start if now is not None else self._sampler.begin() if self._sampler is not None else None
-        rest = Rest() if now is None else now.plan.rest.only([(now.taken, None)])
+        batches, samples, taken = now.trained_place if now is not None else (0, 0, 0)
+        rest = Rest() if now is None else now.plan.rest.only([(taken, None)])
         if self._deal is not None and self._sampler is not None and now is not None:
             rest = self._sampler.rest(now.plan, self._deal.state())
         return {
@@ -193,9 +199,9 @@ class Loader:
             "ranks": self._ranks,
             "open": now is not None,
             "epoch": self.epoch if now is not None else self.epoch + 1,
-            "batches": now.batches if now is not None else 0,
-            "samples": now.samples if now is not None else 0,
-            "taken": now.taken if now is not None else 0,
+            "batches": batches,
+            "samples": samples,
+            "taken": taken,
             "divided": self._divided,
             "seed": self._seed,
             "persists": bool(self._inner.persistent_workers and self._inner._iterator is not None),
@@ -226,74 +232,100 @@ class Loader:
 
     def _iterate(self, now: Pass, inner: Iterator[Any], *, training: bool) -> Iterator[Any]:
         runtime = self._runtime
-        items = self._read(now, inner)
+        loop = runtime.begin_loop(self, now.plan.epoch) if training else None
+        items = self._read(now, inner, loop)
         levels = runtime.config.size > 1 and self._turns is None
         if training and levels and (self.local or self._stream is not None):
             items = uneven.level(runtime.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
             now.random = runtime.restore_random()  # whatever was drawn since the resumption
         items = now.watched(items, training=training)
-        given: Counts | None = None  # what is known of the batch that the loop has
-        if training:
-            runtime.begin_loop(self, now.plan.epoch)
+        if loop is not None:
+            loop.between = self._end_step
+            loop.pause = self._turns.pause if isinstance(self._turns, Turns) else None
+            self._check_thread(loop)
+            now.loop = loop
         try:
             while True:
-                if training:
-                    self._end_step(given)
+                if loop is not None and not loop.in_thread:
+                    runtime.loops.ask(loop)
+                    self._end_step()
                 if (item := next(items, None)) is None:
                     break
                 batch, counts = item
                 everywhere = counts.everywhere or counts.here
                 now.add(counts, everywhere)
-                if counts.here == 0 and (not training or (self._turns is not None and not self._is_in_step)):
+                if counts.here == 0 and (loop is None or (self._turns is not None and not self._is_in_step)):
                     continue  # a repeated one, with which nobody needs to be kept in step
-                if training:
-                    given = counts
-                    self._begin_step(now, counts, everywhere)
+                if loop is not None:
+                    start = functools.partial(self._begin_step, now, counts, everywhere, [])
+                    runtime.loops.give(loop, Batch(batch, counts.here, now.place, start))
                 yield batch
-            if training:
-                if isinstance(self._turns, Turns):
-                    self._turns.leave(now.plan.counts, was_left=False)
-                    if self._deal is not None:
-                        runtime.samples += now.complete(self.pass_samples)
-                runtime.end_epoch(self)
-                runtime.weigh(self, None)
+            if loop is not None:
+                runtime.loops.end(loop, functools.partial(self._finish, now, loop))
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader)); or something has raised
             now.was_left = True
-            if training:
-                self._leave(now, given)
+            if loop is not None:
+                self._leave(now, loop, on_purpose=on_purpose(sys._getframe(1)))
             raise
         finally:
-            if self._pass is now:
+            if self._pass is now and (loop is None or loop.after is None):
                 self._pass = None
 
-    def _leave(self, now: Pass, given: Counts | None) -> None:
+    def _check_thread(self, loop: Loop) -> None:
+        """In a thread nothing can be collective, so that what must be in every batch cannot be done there."""
+        alone = self._runtime.config.size == 1 and self._runtime.client is None
+        levels = self._turns is None and (self.local or self._stream is not None)
+        if loop.in_thread and not alone and (levels or self._turns is not None):
+            what = "ranks tell each other in every batch how much data they have" if levels else "batches are dealt out"
+            raise UsageError(
+                "a loader was iterated in a thread of the script, where nothing can be agreed on with other ranks, and "
+                f"{what}: iterate it in the main thread, and let DataLoader(num_workers=…) read ahead"
+            )
+
+    def _finish(self, now: Pass, loop: Loop) -> None:
+        """The script has trained on all batches of a pass; collective."""
+        if isinstance(self._turns, Turns):
+            self._turns.leave(now.plan.counts, was_left=False)
+            if self._deal is not None:
+                self._runtime.samples += now.complete(self.pass_samples)
+        self._runtime.end_epoch(loop)
+        self._runtime.weigh(self, None)
+        if self._pass is now:
+            self._pass = None
+
+    def _leave(self, now: Pass, loop: Loop, *, on_purpose: bool) -> None:
         """A training loop was left before its end."""
         runtime, turns = self._runtime, self._turns
         later: Callable[[], None] | None = None
-        has_trained = given is not None and passes() > now.passes
+        has_trained = bool(now.batches) and passes() > now.passes
         if isinstance(turns, RoundTurns) and has_trained:
             later = turns.leave
         elif isinstance(turns, RoundTurns):
             turns.take_back()
         elif turns is not None:  # before others are waited for, who may wait for what this one holds
             turns.leave(now.plan.counts, was_left=True)
-        if given is not None and has_trained:
-            runtime.loops.leave(self, given.here, later)
-        else:
-            runtime.loops.forget(self)
         runtime.leave_loop(self)
+        if has_trained:
+            runtime.loops.leave(loop, later, on_purpose=on_purpose)
+        else:
+            runtime.loops.forget(loop)
 
-    def _begin_step(self, now: Pass, counts: Counts, everywhere: int) -> None:
-        """A training loop gets a batch."""
+    def _begin_step(self, now: Pass, counts: Counts, everywhere: int, begun: list[bool]) -> float:
+        """A training loop works on a batch, for the first time or again; how much it weighs."""
         runtime = self._runtime
-        runtime.tally.give(self, counts.here)
+        is_first = not begun
+        begun.append(True)
+        runtime.leave_no_trace()
         total, divides = self._length, self._turns is None or (self._is_in_step and counts.everywhere > 0)
+        if is_first:
+            runtime.tally.give(self, counts.here)
         if self._turns is not None:
-            now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
+            if is_first:
+                now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
             total = queued.total(self.original) if self._deal is not None and self._ranks == 1 else total
         else:
-            runtime.count_batch(everywhere, self._mean)
+            runtime.count_batch(everywhere, self._mean, again=not is_first)
         self.weight = 1.0
         if divides:
             if now.plan.first is not None and self._size > 1:
@@ -302,21 +334,21 @@ class Loader:
             share = runtime.config.size if self.is_per_rank else self._size
             self.weight = counts.here * share / everywhere if everywhere else 0.0
         runtime.weigh(self, self.weight)
-        runtime.tell(now.plan.epoch, now.batches, total, now.samples)
+        if is_first:
+            runtime.tell(now.plan.epoch, now.batches, total, now.samples)
         if self.weight == 0:
             runtime.undo = buffers.remember(runtime.models)
+        return self.weight
 
-    def _end_step(self, given: Counts | None) -> None:
-        """A training loop asks for a batch, and is done with the one that it was given."""
+    def _end_step(self) -> None:
+        """The script is done with what it was given, as far as it has trained on it."""
         self._runtime.leave_no_trace()
-        if given is not None:
-            self._runtime.loops.end_batch(self, given.here)
         if self._turns is not None:
             self._turns.end_step()
         if self.before_next is not None:
             self.before_next()
 
-    def _read(self, now: Pass, inner: Iterator[Any]) -> Iterator[Item]:
+    def _read(self, now: Pass, inner: Iterator[Any], loop: Loop | None) -> Iterator[Item]:
         """This rank's batches and what is known of them."""
         skip = now.batches if now.is_divided else 0
         for item in inner:
@@ -328,9 +360,10 @@ class Loader:
                 skip -= 1
             else:
                 yield item
-        if self._pass is now and self._turns is not None and self._turns.await_more():
+        waits = loop is not None and loop.waits  # then others get what there is still to be had
+        if self._pass is now and self._turns is not None and not waits and self._turns.await_more():
             self._quiet = True
-            yield from self._read(now, self._open(now))
+            yield from self._read(now, self._open(now), loop)
 
     def _own_seed(self) -> int:
         return randomness.mix(self._seed, self._runtime.config.rank) if self.local else self._seed

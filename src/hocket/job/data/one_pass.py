@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from hocket import spans
 from hocket.job.data.rest import Rest
 from hocket.job.data.sharding import Counts, Plan, Start
+from hocket.job.loops import Loop
 from hocket.job.randomness import RandomState
 
 Item = TypeVar("Item")
@@ -19,10 +20,11 @@ class Pass:
 
     def __init__(self, epoch: int) -> None:
         self.plan = Plan(epoch)
-        self.batches, self.samples, self.taken = 0, 0, 0
+        self.batches, self.samples, self.taken = self._origin = 0, 0, 0
         self.is_divided = False
         self.passes = 0  # backward, when it began
         self.was_left = False  # before its end
+        self.loop: Loop | None = None  # of the script, in training
         self.origin: dict[str, Any] | None = None  # where it was resumed, and the random numbers then
         self.random: RandomState | None = None
 
@@ -38,6 +40,7 @@ class Pass:
         self.plan.is_resumed = True
         self.batches, self.samples = state["batches"] * state["ranks"] // ranks, state["samples"]
         self.is_divided, self.origin = state["divided"], state
+        self._origin = self.place
         return self
 
     def add(self, counts: Counts, everywhere: int) -> None:
@@ -55,6 +58,20 @@ class Pass:
         rest = 0 if whole is None else whole - self.samples
         self.samples += rest
         return rest
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """How far it is: batches and samples, and what was taken of the source."""
+        return self.batches, self.samples, self.taken
+
+    @property
+    def trained_place(self) -> tuple[int, int, int]:
+        """The same, without what the script has asked for ahead of time."""
+        loop = self.loop
+        if loop is None or not loop.is_ahead:
+            return self.place
+        place: tuple[int, int, int] | None = loop.at_work.place if loop.at_work and loop.trains else loop.place
+        return place or self._origin
 
     def watched(self, items: Iterator[Item], *, training: bool) -> Iterator[Item]:
         """The same items; a timeline, if there is one, is told how long each took to come, and how long it was used."""

@@ -116,6 +116,12 @@ class Turns:
     def _holds(self) -> bool:
         return any(strategy.holds for strategy in self._runtime.strategies)
 
+    def pause(self) -> None:
+        """All workers settle in the middle of their loops: others are to know which batches are done."""
+        if self.deal is not None:
+            self._finish_learned()
+            self.deal.give_back([])
+
     def await_more(self) -> bool:
         """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
         if self.deal is None:
