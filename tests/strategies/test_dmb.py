@@ -1,5 +1,6 @@
 """The law of distributed mini-batches: mirrored on batches 0, k+1, 2(k+1) … of a loop; the others leave no trace."""
 
+import inspect
 import itertools
 import warnings
 from pathlib import Path
@@ -143,8 +144,8 @@ def watched(batches: int) -> dict[str, Any]:
             break
     hocket.barrier()
     seen["end"] = float(model.weight.detach())
-    current().tell_news()
-    seen["facts"] = kept.taken[-1].values
+    current().tell_again()
+    seen["facts"] = [record.values for record in kept.taken if isinstance(record, Facts)][-1]
     seen["holds"], seen["step"] = strategy.holds, current().step
     return seen
 
@@ -175,6 +176,7 @@ def scaled(inf_at: int | None, fused: bool) -> list[list[float]]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
     loader = DataLoader(TensorDataset(torch.arange(32.0).view(16, 2)), 1)
     model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy="dmb(extra=1)")
+    assert list(inspect.signature(optimizer.step).parameters) == ["closure"]  # GradScaler looks at it
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     seen = []
     for step, (x,) in enumerate(loader):

@@ -53,7 +53,7 @@ def say_goodbye(runtime: Runtime) -> None:
         runtime.tell_traffic()
         runtime.tell_gradients()
         runtime.tell_sent()
-        runtime.tell_news()
+        runtime.tell_facts()
         if not failed:
             last = describe_last(runtime.checks.values())
             if last is not None:

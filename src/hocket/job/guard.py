@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 from hocket.errors import StrategyError, UsageError
 from hocket.job.owner import Owner
 from hocket.job.wrappers import is_wrapper, refuse
-from hocket.strategies.base import Strategy
+from hocket.strategies.base import Strategy, like
 
 
 class Guard:
@@ -48,7 +47,7 @@ class Guard:
         """Have the thread looked at before a step begins to exchange anything."""
         original = optimizer.step
 
-        @functools.wraps(original)
+        @like(original)
         def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
             self._owner.check("optimizer.step()")
             return original(*args, **kwargs)

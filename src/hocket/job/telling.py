@@ -92,22 +92,28 @@ class Teller:
         self.sink.put(
             Progress(epoch, step, steps, samples, self.step, self.samples, waited, exchanging, own, before, ends)
         )
-        self.tell_news()
-        if time.monotonic() > self._next_traffic:
+        self._tell_measures()
+        is_due = time.monotonic() > self._next_traffic
+        if is_due:
             self.tell_traffic()
             self.tell_sent()
             self.tell_gradients()
+        if is_due or ends:
+            self.tell_facts()
 
     def tell_again(self) -> None:
         """The loop of which the launcher was told last has ended, or was left, or the script ends."""
         if self._told is not None:
             self.tell(*self._told, ends=True)
 
-    def tell_news(self) -> None:
+    def tell_facts(self) -> None:
         """Let the launcher know what strategies have found out."""
         for strategy in self.strategies:
             if facts := strategy.take_facts():
                 self.sink.put(Facts(facts))
+
+    def _tell_measures(self) -> None:
+        for strategy in self.strategies:
             if measures := strategy.take_measures():
                 self.sink.put(Metrics(self.step, self.samples, time.time(), measures))
 

@@ -172,7 +172,7 @@ def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Colle
     original: Step = optimizer.step
     original_zero = optimizer.zero_grad
 
-    @functools.wraps(original)
+    @like(original)
     def step(this: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if collector.rests:
             return original(*args, **kwargs)
@@ -184,13 +184,21 @@ def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Colle
             collector.on_step()
         return result
 
-    @functools.wraps(original_zero)
+    @like(original_zero)
     def zero_grad(_: Optimizer, *args: Any, **kwargs: Any) -> None:
         collector.forget()
         original_zero(*args, **kwargs)
 
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
+
+
+def like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have a function that becomes a method look like the one that it replaces: GradScaler reads its signature.
+
+    Wrapped as it is, a bound method would lose one more argument each time.
+    """
+    return functools.wraps(getattr(method, "__func__", method))
 
 
 @contextmanager

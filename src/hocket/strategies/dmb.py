@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,6 @@ from hocket.strategies.delayed import DelayedTraining, Late
 from hocket.strategies.exchange import average_loss, check_exchanged
 from hocket.strategies.members import Members
 from hocket.updates.update import Step
-
-_EVERY = 1.0  # seconds between two reports
 
 
 @dataclass
@@ -56,7 +53,6 @@ class DMBTraining(DelayedTraining):
         self._place = 0  # of the next step in its cycle
         self._is_predicted: bool | None = None  # the last step was, and the loop is still at its batch
         self.counts, self._told = Counts(), Counts()
-        self._next_facts = 0.0
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "place": self._place, "counts": dataclasses.asdict(self.counts)}
@@ -79,11 +75,11 @@ class DMBTraining(DelayedTraining):
         self._is_predicted = None
 
     def take_facts(self) -> dict[str, Any]:
-        """How much was only predicted, about once a second and at the end of a loop."""
-        now, counts = time.monotonic(), self.counts
-        if counts == self._told or now < self._next_facts:
+        """How much was only predicted."""
+        counts = self.counts
+        if counts == self._told:
             return {}
-        self._next_facts, self._told = now + _EVERY, dataclasses.replace(counts)
+        self._told = dataclasses.replace(counts)
         facts = {"batches only predicted": counts.predicted_batches}
         if counts.predicted_samples:
             facts |= {"samples only predicted": counts.predicted_samples, "samples trained on": counts.trained_samples}
@@ -107,4 +103,4 @@ class DMBTraining(DelayedTraining):
 
     def _flush(self) -> None:
         super()._flush()
-        self._place, self._next_facts = 0, 0.0
+        self._place = 0
