@@ -19,7 +19,7 @@ from hocket.job.data.queued import QueuedIndices
 from hocket.job.data.rest import Rest
 from hocket.job.data.rounds import RoundDeal, RoundTurns, timed
 from hocket.job.data.sharding import Counts, SeededDataset, Start, is_of_torch
-from hocket.job.data.streams import ShardedStream
+from hocket.job.data.streams import ShardedStream, as_it_is
 from hocket.job.data.turns import Turns
 from hocket.job.loops import Batch, Loop
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
@@ -129,7 +129,7 @@ class Loader:
         quiet, self._quiet = now.plan.is_resumed or self._quiet, False
         random = RandomState.capture()
         if not quiet:
-            self._seed_data_processes()
+            original_loader.seed_processes(self.original, self._inner, self._generator, self._runtime.config.rank)
         if self._stream is not None:
             self._stream.prepare(now.plan.epoch, now.plan.taken)
         elif self._sampler is not None:
@@ -393,30 +393,8 @@ class Loader:
         )
 
     def _make_stream(self) -> DataLoader[Any]:
-        original = self.original
-        assert isinstance(original.dataset, IterableDataset)
-        self._stream = ShardedStream(
-            original.dataset,
-            original.batch_size,
-            original.drop_last,
-            self._rank,
-            self._size,
-            original.collate_fn,
-            self._own_seed(),
-        )
-        return self._make(self._stream, batch_size=None, collate_fn=_keep)
+        self._stream = ShardedStream(self.original, self._rank, self._size, self._own_seed())
+        return self._make(self._stream, batch_size=None, collate_fn=as_it_is)
 
     def _make(self, dataset: Any, **options: Any) -> DataLoader[Any]:
         return original_loader.remake(self.original, dataset, generator=self._generator, **options)
-
-    def _seed_data_processes(self) -> None:
-        """Draw from the user's generator what PyTorch would draw, and make of it a different seed for each rank."""
-        generator = self.original.generator
-        kept = self._inner.persistent_workers and self._inner._iterator is not None
-        if generator is not None and self._generator is not None and not kept:
-            base = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-            self._generator.manual_seed(base + self._runtime.config.rank)
-
-
-def _keep(item: Any) -> Any:
-    return item

@@ -91,6 +91,16 @@ def find_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
+def seed_processes(
+    loader: DataLoader[Any], inner: DataLoader[Any], generator: torch.Generator | None, rank: int
+) -> None:
+    """Draw from the user's generator what PyTorch would draw, and make of it a different seed for each rank."""
+    kept = inner.persistent_workers and inner._iterator is not None
+    if loader.generator is not None and generator is not None and not kept:
+        base = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
+        generator.manual_seed(base + rank)
+
+
 def share_generators(communicator: Communicator, generators: list[torch.Generator]) -> None:
     """Give them the states that they have on rank 0; collective."""
     for generator in generators:

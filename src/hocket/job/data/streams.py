@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from hocket.job.data.sharding import Counts, least, share
@@ -26,19 +26,11 @@ class ShardedStream(IterableDataset[Any]):
     Batches are collated here, so inside a data-loader process if there are any.
     """
 
-    def __init__(
-        self,
-        dataset: IterableDataset[Any],
-        batch_size: int | None,
-        drop_last: bool,
-        rank: int,
-        size: int,
-        collate: Any,
-        seed: int,
-    ) -> None:
-        self.dataset = dataset
-        self._batch_size, self._drop_last = batch_size, drop_last
-        self._rank, self._size, self._collate, self.seed = rank, size, collate, seed
+    def __init__(self, original: DataLoader[Any], rank: int, size: int, seed: int) -> None:
+        assert isinstance(original.dataset, IterableDataset)
+        self.dataset = original.dataset
+        self._batch_size, self._drop_last = original.batch_size, original.drop_last
+        self._rank, self._size, self._collate, self.seed = rank, size, original.collate_fn, seed
         self._epoch, self._taken, self._passes = 0, 0, 0
 
     def prepare(self, epoch: int, taken: int) -> None:
@@ -89,6 +81,11 @@ class ShardedStream(IterableDataset[Any]):
             first = []
             if not self._drop_last or len(batch) == size:
                 yield self._collate(batch[0] if self._batch_size is None else batch), Counts(len(batch), 0, 0)
+
+
+def as_it_is(item: Any) -> Any:
+    """What comes from the stream is collated already."""
+    return item
 
 
 class _Place:
