@@ -28,7 +28,8 @@ from hocket.events import Happening, NoSink, PipeSink, Sink, Stage
 from hocket.job import copies, devices, rendezvous
 from hocket.job.goodbye import say_goodbye
 from hocket.job.guard import Guard
-from hocket.job.loops import Loop, Loops
+from hocket.job.loop import Loop
+from hocket.job.loops import Loops
 from hocket.job.owner import Owner
 from hocket.job.randomness import RandomState, reseed
 from hocket.job.replicas import ReplicaCheck

@@ -21,7 +21,7 @@ from hocket.job.data.rounds import RoundDeal, RoundTurns, timed
 from hocket.job.data.sharding import Counts, SeededDataset, Start, is_of_torch
 from hocket.job.data.streams import ShardedStream, as_it_is
 from hocket.job.data.turns import Turns
-from hocket.job.loops import Batch, Loop
+from hocket.job.loop import Batch, Loop
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
 from hocket.server.deal import Deal
@@ -266,7 +266,7 @@ class Loader:
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader)); or something has raised
             now.was_left = True
             if loop is not None:
-                self._leave(now, loop, on_purpose=on_purpose(sys._getframe(1)))
+                self._leave(now, loop, on_purpose=on_purpose(sys._getframe().f_back))
             raise
         finally:
             if self._pass is now and (loop is None or loop.after is None):

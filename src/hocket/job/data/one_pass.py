@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from hocket import spans
 from hocket.job.data.rest import Rest
 from hocket.job.data.sharding import Counts, Plan, Start
-from hocket.job.loops import Loop
+from hocket.job.loop import Loop
 from hocket.job.randomness import RandomState
 
 Item = TypeVar("Item")
