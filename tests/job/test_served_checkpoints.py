@@ -174,3 +174,39 @@ def test_all_strategies_shuffle_alike(pool: Pool) -> None:
     assert bsp == mirrored
     one = pool.run(1, shuffled, "asynchronous", servers=1)[0]
     assert one[:12] == [number for pair in zip(mirrored[0][:6], mirrored[1][:6], strict=True) for number in pair]
+
+
+def with_dropout(stop: int | None) -> list[torch.Tensor]:
+    """Two epochs of 5 rounds, with a data set that draws, dropout and batch norm."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)]
+    model: Any = torch.nn.Sequential(*layers).double()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader: Any = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.eye(4).repeat(10, 1).double()), 4, True
+    )
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy="bsp")
+    position = hocket.resume(model=model, optimizer=optimizer, loader=loader)
+    steps = position.step
+    for _ in range(position.epoch, 2):
+        for (x,) in loader:
+            saver = current().saver
+            if isinstance(saver, Saver):
+                saver.settle()
+            if steps == stop:
+                hocket.barrier()
+                return []
+            (model(x + 0.1 * torch.randn_like(x)) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    return [*model.state_dict().values()]
+
+
+def test_workers_in_step_go_on_bit_for_bit_with_dropout(pool: Pool, tmp_path: Path) -> None:
+    settings = {"servers": 1, "checkpoint_every": 3}
+    whole = pool.run(2, with_dropout, None, checkpoint=str(tmp_path / "whole"), **settings)
+    pool.run(2, with_dropout, 4, checkpoint=str(tmp_path / "parts"), **settings)
+    rest = pool.run(2, with_dropout, None, checkpoint=str(tmp_path / "parts"), **settings)
+    for one, other in zip(whole, rest, strict=True):
+        assert all(map(torch.equal, one, other))

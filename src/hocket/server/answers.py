@@ -164,7 +164,7 @@ class Answers:
         if not accepted:
             for queue, number in batches:
                 queue.give_back(self._rank, (number,))
-        return Answer({"accepted": accepted, "version": table.version}, parts)
+        return Answer({"accepted": accepted, "version": table.version, "even": table.is_even}, parts)
 
     def _pull(self, head: dict[str, Any], _: Body) -> Answer:
         table = self._table(head)

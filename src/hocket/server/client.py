@@ -40,12 +40,14 @@ class Client:
 
     Attributes:
         turn: What is said of the next push.
+        is_even: Whether all workers took part in every round so far; all who are in a round learn the same of it.
         tables: How many tables this worker has defined; ``queues``, ``passes`` over data and shared ``areas`` likewise.
     """
 
     def __init__(self, rank: int, workers: int, links: Sequence[Link]) -> None:
         self.rank, self.workers, self.links = rank, workers, list(links)
         self.turn = Turn()
+        self.is_even = True
         self.tables = self.queues = self.passes = self.areas = 0
         self.paced: list[int] = []  # tables whose pushes follow the batches of training loops
         self.waited = 0.0

@@ -93,7 +93,7 @@ class DenseCopy:
             return told, self._out[number] if push.weight > 0 else []
 
         heads = self._ask(Kind.PUSH, write, pulls=pull)
-        return all(each["accepted"] for each in heads)
+        return _judge(self._client, self.number, heads)
 
     def presents(self, present: bytes | None) -> list[bytes | None]:
         """Which slices of each server have a gradient, from which parameters have one."""
@@ -136,6 +136,13 @@ class DenseCopy:
             return finish
 
         return self._client.each(ask)
+
+
+def _judge(client: Client, table: int, heads: Sequence[dict[str, Any]]) -> bool:
+    """Whether all servers have accepted a push; what server 0 says of its round is noted."""
+    if table in client.paced:
+        client.is_even &= heads[0]["even"]
+    return all(head["accepted"] for head in heads)
 
 
 def _did(pushed: bool, pulled: bool) -> list[str]:
@@ -216,9 +223,9 @@ class RowCopy:
                 "rows": last - first,
             }
             link.begin(Kind.PUSH, head, as_bytes([rows[first:last], values[first:last].reshape(-1)]))
-            return lambda: link.finish([])[0]["accepted"]
+            return lambda: link.finish([])[0]
 
-        return all(self._client.each(ask))
+        return _judge(self._client, self.number, self._client.each(ask))
 
     def state(self) -> list[Stored]:
         """The optimizer's state on all servers; ``start`` is the first row of each part."""

@@ -66,6 +66,8 @@ class Table:
         self._condition, self._timeout, self._clock, self._total = condition, timeout, clock, total
         self._size = max(1, definition.workers // max(1, definition.terms.groups))
         self._group = _Group()
+        self.is_even = True
+        """Whether all workers have taken part in every update, so that all are at the same step."""
         self._rounds = self._epoch = 0
         self._groups: dict[int, list[dict[str, Any]] | None] = {}  # what each worker last said of its rates
 
@@ -190,6 +192,7 @@ class Table:
             return
         self._group = _Group()
         group.is_done = True
+        self.is_even &= len({each.rank for each in group.contributions}) == self.pace.workers
         try:
             self._apply(sorted(group.contributions, key=lambda each: each.rank))  # so that rounding is always the same
         except HocketError as error:

@@ -29,6 +29,7 @@ from hocket.job.checkpoint.store import Store
 from hocket.job.checkpoint.tensor_file import Image
 from hocket.job.runtime import Runtime
 from hocket.server.client import Client
+from hocket.transport.tensor_bytes import view_bytes
 
 
 class Saving:
@@ -85,8 +86,11 @@ class Saver:
             None if it was left out.
         """
         runtime, folder = self._runtime, folder.resolve()
-        if runtime.client is not None and not self._is_first(runtime.client):
-            return Saving()  # one worker saves what is on the servers
+        theirs: dict[int, torch.Tensor] = {}
+        if runtime.client is not None:  # one worker saves what is on the servers
+            theirs = self._gather_own(runtime.client, subjects, always=patient)
+            if not self._is_first(runtime.client):
+                return Saving()
         if patient:
             self.settle()
         for check in runtime.checks.values():
@@ -94,12 +98,31 @@ class Saver:
         with contextlib.ExitStack() as averaged, spans.span(spans.DATA, "take a checkpoint"):
             for strategy in runtime.strategies:
                 averaged.enter_context(strategy.merged())
-            return self._save(folder, subjects, keep)
+            return self._save(folder, subjects, keep, theirs)
 
-    def _save(self, folder: Path, subjects: Subjects, keep: int) -> Saving | None:
-        """What model and optimizer are now."""
+    def _gather_own(self, client: Client, subjects: Subjects, *, always: bool) -> dict[int, torch.Tensor]:
+        """What only others have (random numbers, buffers), as files by rank, if all workers are in step; collective.
+
+        Where they are not, which all know alike, each may be at another step: then nobody waits, and nothing is here.
+
+        Args:
+            client: To the servers, where workers meet.
+            subjects: What is saved.
+            always: Whether all workers make the same call, also when they have not taken the same steps.
+        """
+        strategies, rank = self._runtime.strategies, self._runtime.config.rank
+        if not strategies or not all(each.in_step for each in strategies) or not (always or client.is_even):
+            return {}
+        mine = view_bytes(self._camera.take_own(subjects)) if rank else b""
+        found = client.gather("a checkpoint", bytes(mine))
+        if len(found) < client.workers:
+            return {}
+        return {rank: torch.frombuffer(bytearray(data), dtype=torch.uint8) for rank, data in found.items() if rank}
+
+    def _save(self, folder: Path, subjects: Subjects, keep: int, theirs: dict[int, torch.Tensor]) -> Saving | None:
+        """What model and optimizer are now, with the files of other ranks that are here already."""
         runtime, busy = self._runtime, not self._last.done
-        taken = self._camera.take(subjects)
+        taken = self._camera.take(subjects, len(theirs))
         number = zlib.crc32(repr((taken.step, taken.number)).encode())
         place = zlib.crc32(str(folder).encode())
         rows = runtime.together.allgather(torch.tensor([number, place, busy])).tolist()
@@ -111,7 +134,7 @@ class Saver:
             return None
         target = self._begin(folder, taken)
         image = self._copy(taken)
-        remote = self._bring(image, taken)
+        remote = self._bring(image, taken) | theirs
         self._last = Saving()
         if self._writes:
             args = (self._last, target, image, taken, remote, keep)
@@ -188,8 +211,8 @@ class Saver:
         try:
             written = parts.write(folder, rank, image, taken.own)
             if rank == 0:
-                config = self._runtime.config
-                files = parts.complete(folder, self._runtime.together.size, written, remote, config.timeout)
+                config, size = self._runtime.config, max(self._runtime.together.size, len(remote) + 1)
+                files = parts.complete(folder, size, written, remote, config.timeout)
                 saving.path = self._stores[folder.parent].commit(folder, taken.manifest, files, keep)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)

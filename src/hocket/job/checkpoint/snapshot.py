@@ -20,6 +20,7 @@ from hocket.errors import UsageError
 from hocket.job import buffers
 from hocket.job.checkpoint import tensor_file
 from hocket.job.checkpoint.packer import Packer, Text, join, write
+from hocket.job.checkpoint.tensor_file import Image
 from hocket.job.data.loader import Loader
 from hocket.job.packing import pack
 from hocket.job.randomness import RandomState
@@ -71,8 +72,20 @@ class Camera:
         self._described: list[str] = []
         self._number = 0
 
-    def take(self, subjects: Subjects) -> Snapshot:
-        """The state of everything now, not copied yet; collective."""
+    def take_own(self, subjects: Subjects) -> torch.Tensor:
+        """Where one worker saves for all: the file of another one, with what differs between them."""
+        self._runtime.leave_no_trace()
+        tensors: Tensors = {}
+        text = self._take_own(subjects, _buffered(subjects), tensors, self._runtime.config.rank)
+        image = Image(tensor_file.describe(tensors))
+        image.fill(tensors.values())
+        return image.content(text)
+
+    def take(self, subjects: Subjects, others: int = 0) -> Snapshot:
+        """The state of everything now, not copied yet; collective.
+
+        ``others`` is how many workers, with files of ``take_own``, this one saves for.
+        """
         runtime, packer = self._runtime, self._packer
         runtime.leave_no_trace()
         packer.is_news = False
@@ -82,6 +95,7 @@ class Camera:
                 strategy.refresh()
         common: Tensors = {}
         differing = [n for n, m in subjects.modules.items() if buffers.differ(runtime.together, m)]
+        differing = _buffered(subjects) if others else differing
         objects = {name: packer.pack(model.state_dict(), name, common) for name, model in subjects.models.items()}
         for name, thing in subjects.stateful.items():
             if name not in objects:
@@ -101,7 +115,7 @@ class Camera:
             "aliases": self._take_twins(common),
         }
         counts = {
-            "size": runtime.together.size,
+            "size": runtime.together.size + others,
             "step": runtime.common_step,
             "batches": runtime.batches,
             "samples": runtime.samples,
@@ -117,12 +131,12 @@ class Camera:
             self._described = [f"{name} {t.dtype}{list(t.shape)}" for name, t in common.items()]
             self._number = zlib.crc32(repr(self._described).encode())
         tensors = {name: common[name] for name in self._mine} | own
-        per_rank = self._take_own(subjects, differing, tensors)
+        per_rank = self._take_own(subjects, differing, tensors, runtime.together.rank)
         return Snapshot(runtime.common_step, manifest, per_rank, tensors, self._number, self._described)
 
-    def _take_own(self, subjects: Subjects, differing: list[str], tensors: Tensors) -> Text:
+    def _take_own(self, subjects: Subjects, differing: list[str], tensors: Tensors, rank: int) -> Text:
         """What differs between ranks."""
-        me = f"rank.{self._runtime.together.rank}"
+        me = f"rank.{rank}"
         own = {
             "random": RandomState.capture().as_data(),
             "loaders": {name: loader.state() for name, loader in subjects.loaders.items() if loader.is_per_rank},
@@ -168,6 +182,11 @@ def _kept_buffers(module: nn.Module) -> Tensors:
     """Those that are part of its state."""
     state = module.state_dict()
     return {name: buffer for name, buffer in module.named_buffers() if name in state}
+
+
+def _buffered(subjects: Subjects) -> list[str]:
+    """The modules that have buffers, which may differ between ranks."""
+    return [name for name, module in subjects.modules.items() if _kept_buffers(module)]
 
 
 def _place(tensor: torch.Tensor) -> Any:
