@@ -1,5 +1,6 @@
 """Fixtures of all tests; one of them fails any test that leaves something behind."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -129,6 +130,9 @@ def _shared_memory() -> set[Path]:
     """Files in shared memory, without those that torch has made for processes of others at work on this machine."""
     found = set()
     for path in Path("/dev/shm").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_uid != os.geteuid():
+                continue
         owner = re.match(r"torch_(\d+)_", path.name)
         theirs = _read(f"/proc/{owner[1]}/environ") if owner else b""
         if not theirs or MARK in theirs.split(b"\0"):

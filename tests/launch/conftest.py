@@ -1,5 +1,7 @@
 """Fixtures of the launcher's tests."""
 
+import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from launch.sshd import SSHD, Sshd
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     if not Path(SSHD).exists():
         pytest.skip("sshd is not installed")
+    shell = pwd.getpwuid(os.getuid()).pw_shell
+    if shell.endswith(("nologin", "false")):
+        pytest.skip(f"nobody can log in as this user, whose shell is {shell}")
     server = Sshd(tmp_path_factory.mktemp("sshd"))
     yield server
     server.close()
