@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import load
+
 PLAIN = """
 import linecache, sys, __main__
 def run(number, text):
@@ -236,5 +238,5 @@ def run(shell: str, *cells: str) -> subprocess.CompletedProcess[str]:
     """Run ``cells``, one after the other, in a fresh process."""
     calls = "".join(f"run({number}, {text!r})\n" for number, text in enumerate(cells, 1))
     return subprocess.run(
-        [sys.executable, "-c", shell + calls], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", shell + calls], capture_output=True, text=True, timeout=240 * load.share(), check=False
     )
