@@ -33,6 +33,8 @@ class SyncBatchNorm(_BatchNorm):
     """
 
     synchronised = True
+    adds = False
+    """Whether losses are sums over samples (``distribute(…, reduction="sum")``)."""
     converted_from: type[_BatchNorm] | None = None
     """What ``sync_batchnorm`` found: plain copies of a distributed model have that."""
 
@@ -54,7 +56,7 @@ class SyncBatchNorm(_BatchNorm):
                 "SyncBatchNorm needs all workers in every step, which with parameter servers they need not be: use "
                 "BatchNorm, or --strategy mirrored"
             )
-        share = runtime.weight / runtime.config.size
+        share = float(runtime.weight > 0) if self.adds else runtime.weight / runtime.config.size
         with torch.no_grad():
             count, mean, squares = _combine(runtime.communicator.allgather(_describe(input.detach(), share != 0)))
             if count < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -20,6 +21,7 @@ from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
 from hocket.job import devices, randomness, rendezvous
+from hocket.job.batchnorm import SyncBatchNorm
 from hocket.job.data.loader import Loader
 from hocket.job.learning_rate import scale_lr as apply_scale
 from hocket.job.plain_copies import copy_plainly
@@ -30,6 +32,7 @@ from hocket.strategies import choices
 from hocket.strategies.base import Strategy
 from hocket.strategies.building import build
 from hocket.strategies.choices import Choice, FullBatch, Gossip, Served
+from hocket.strategies.collector import Collector
 from hocket.strategies.easgd_served import ServedEASGDTraining
 from hocket.strategies.members import Members
 from hocket.strategies.mirrored import MirroredTraining
@@ -47,6 +50,7 @@ def distribute(
     scale_lr: str | None = None,
     warmup: int = 0,
     on_nan: str | None = None,
+    reduction: str = "mean",
     data: str = "global",
     training: bool | None = None,
 ) -> Any:
@@ -65,6 +69,8 @@ def distribute(
         scale_lr: ``"linear"`` or ``"sqrt"``: see ``hocket.scale_lr``; with ``warmup`` steps.
         warmup: See ``scale_lr``.
         on_nan: ``"raise"`` (default), ``"skip"`` or ``"ignore"``; ``--on-nan`` goes before it.
+        reduction: ``"sum"`` if losses are sums over the samples of a batch: a step is then that of the sum over all
+            workers' samples, and not 1/P of it. ``"mean"`` if they are means.
         data: ``"local"`` if the loader's data is this rank's own already; ranks may then have different amounts of it.
         training: False for a loader of an evaluation, which yields every sample once and never repeats one to keep
             ranks in step. By default that is so in loops under ``torch.no_grad()``.
@@ -79,10 +85,12 @@ def distribute(
         raise UsageError(f"distribute(warmup={warmup}) without scale_lr: add scale_lr='linear' or 'sqrt'")
     if data not in ("global", "local"):
         raise UsageError(f"distribute(data={data!r}): the choices are 'global' (divide it) and 'local' (it is divided)")
+    if reduction not in ("mean", "sum"):
+        raise UsageError(f"distribute(reduction={reduction!r}): the choices are 'mean' and 'sum', as losses are")
     given: list[Any] = []
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     if model is not None:
-        _train_together(runtime, model, optimizers, strategy, on_nan)
+        _train_together(runtime, model, optimizers, strategy, on_nan, reduction)
         given.append(model)
     if optimizer is not None:
         for each in optimizers:
@@ -97,14 +105,15 @@ def distribute(
 
 
 def _train_together(
-    runtime: Runtime, model: nn.Module, optimizers: list[Optimizer], strategy: str | Choice | None, on_nan: str | None
+    runtime: Runtime,
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    strategy: str | Choice | None,
+    on_nan: str | None,
+    reduction: str,
 ) -> None:
     config = runtime.config
-    chosen = config.strategy or strategy or configuration.SETTINGS["strategy"].default
-    choice = choices.parse(chosen) if isinstance(chosen, str) else chosen
-    if not isinstance(choice, Choice):
-        raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
-    choice = choices.parse(choices.write(choice))  # with a look at every value
+    choice = _choose(config.strategy or strategy, reduction)
     if config.size > 1:
         refuse_inside(model)
     told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)
@@ -152,6 +161,8 @@ def _train_together(
             runtime.guard.take(model, optimizer, built, members.parameters)
             if len(former) == len(groups):
                 _go_on(former.pop(0), built)
+            if reduction == "sum" and not isinstance(choice, FullBatch):
+                _add_up(model, built.collector, config.size)
             if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.check_replicas != 0 and config.size > 1 and optimizer is not None:
@@ -187,6 +198,26 @@ def _make_room(runtime: Runtime, model: nn.Module, optimizers: list[Optimizer]) 
     for each in freed:
         runtime.parameters.pop(each, None)
     return former
+
+
+def _choose(strategy: str | Choice | None, reduction: str) -> Choice:
+    chosen = strategy or configuration.SETTINGS["strategy"].default
+    choice = choices.parse(chosen) if isinstance(chosen, str) else chosen
+    if not isinstance(choice, Choice):
+        raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
+    choice = choices.parse(choices.write(choice))  # with a look at every value
+    if isinstance(choice, FullBatch) and reduction == "sum":
+        choice = dataclasses.replace(choice, reduction="sum")  # it adds up by itself
+    return choice
+
+
+def _add_up(model: nn.Module, collector: Collector, workers: int) -> None:
+    """Take losses as sums over samples."""
+    collector.adds = workers
+    collector.weigh(collector.told)
+    for module in model.modules():
+        if isinstance(module, SyncBatchNorm):
+            module.adds = True
 
 
 def _go_on(former: Strategy, strategy: Strategy) -> None:

@@ -69,6 +69,11 @@ def weight(count: float | None) -> float:
     if count is None:
         current().set_weight(1.0)
         return 1.0
+    if any(strategy.collector.adds for strategy in current().strategies):
+        raise UsageError(
+            "hocket.weight() with distribute(…, reduction='sum'): where losses are sums, everything counts as often as "
+            "it is there; leave out hocket.weight()"
+        )
     number = 0.0 if current().repeats else _number(count, "count")
     if not 0 <= number < math.inf:
         raise UsageError(f"weight({number}): must be a number of things, 0 or more")

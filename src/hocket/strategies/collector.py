@@ -55,6 +55,8 @@ class Collector:
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
         self.weight = 1.0  # of what the next backward passes contribute
+        self.told = 1.0  # the same, as the loader has told it
+        self.adds = 0  # the workers whose losses are sums; 0 if they are means
         self.beside: Sequence[nn.Parameter] = ()  # parameters that are weighed, and whose gradients are not collected
         self.samples = 0  # of all ranks, in the batch at work; 0 if that is not known
         self.collected = 1  # backward passes that the last exchange is made of
@@ -135,6 +137,8 @@ class Collector:
             if parameter.requires_grad and not self._hooked[i]:
                 self._hooked[i] = 1
                 parameter.register_post_accumulate_grad_hook(self._make_hook(i, parameter.numel() >= LARGE))
+        if self.weight != 1:
+            self._hook_weight()
         self._slots.set_trained(bytes(self._hooked))
         if self.readiness is not None:
             self.readiness.set_trained(self._slots.trained)
@@ -158,8 +162,17 @@ class Collector:
         return bytes(self._hooked)
 
     def weigh(self, weight: float) -> None:
-        """Multiply what the next backward passes contribute; weight 0 drops it, so that a NaN does not count."""
-        self.weight = weight
+        """Multiply what the next backward passes contribute; weight 0 drops it, so that a NaN does not count.
+
+        Where losses are sums over samples, each counts once, whatever the batches: the sum is as many times the mean as
+        there are workers.
+        """
+        self.told = weight
+        self.weight = float(self.adds * (weight > 0)) if self.adds else weight
+        self._hook_weight()
+
+    def _hook_weight(self) -> None:
+        weight = self.weight
         for handle in self._weights:
             handle.remove()
         self._weights.clear()

@@ -197,8 +197,8 @@ class PhasedTraining(Strategy):
 
 def hand_over(old: Collector, new: Collector) -> None:
     """Let ``new`` go on with what the loader and ``accumulate`` have told ``old``."""
-    weight = old.weight
+    told, new.adds, old.adds = old.told, old.adds, 0
     old.weigh(1.0)
-    new.weigh(weight)
+    new.weigh(told)
     new.held, new.passes, new.mean, new.samples = old.held, old.passes, old.mean, old.samples
     old.held, old.passes, old.mean = 0, 0, False

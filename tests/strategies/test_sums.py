@@ -1,0 +1,101 @@
+"""Losses that are sums: P workers with batch B are one process with batch P·B, under every strategy that has a law."""
+
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+
+WORKERS, RATE = 3, 0.004
+
+
+def parts(workers: int, norm: bool = False) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    body = [nn.BatchNorm1d(20)] if norm else []
+    model = nn.Sequential(nn.Linear(6, 20), *body, nn.Tanh(), nn.Linear(20, 1)).double()
+    model[0].bias.requires_grad_(False)
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(38, 6, generator=random, dtype=torch.float64)
+    loader = DataLoader(TensorDataset(x, torch.sin(x.sum(1, keepdim=True))), 4 * workers)  # 38 = 3 · 12 + 2
+    return model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5), loader
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> list[torch.Tensor]:
+    for epoch in range(2):
+        model[0].bias.requires_grad_(epoch > 0)  # type: ignore[operator, union-attr]
+        for x, y in loader:
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).sum().backward()
+            optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def together(strategy: str, norm: bool) -> list[torch.Tensor]:
+    model, optimizer, loader = parts(1, norm)
+    if norm:
+        hocket.sync_batchnorm(model)
+    return train(*hocket.distribute(model, optimizer, loader, strategy=strategy, reduction="sum"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers"),
+    [
+        ("mirrored", 0), ("central", 0), ("central(fused=True)", 0), ("local_sgd(period=1)", 0), ("bsp", 1),
+        ("diloco(period=1, outer_lr=1.0, outer_momentum=0.0)", 0), ("mirrored -> local_sgd(period=1) @ step 3", 0),
+    ],
+)  # fmt: skip
+def test_many_workers_are_one(pool: Pool, strategy: str, servers: int) -> None:
+    one = train(*parts(WORKERS))
+    for found in pool.run(WORKERS, together, strategy, False, servers=servers):
+        for mine, theirs in zip(one, found, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
+
+
+def test_batch_norm_over_all_workers(pool: Pool) -> None:
+    one = train(*parts(WORKERS, True))
+    for found in pool.run(WORKERS, together, "mirrored", True):
+        for mine, theirs in zip(one, found, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
+
+
+def scaled(strategy: str, reduction: str) -> list[torch.Tensor]:
+    """A sum over the 4 samples of a batch, or a mean at the rate that makes the same step of a mean over all."""
+    model, optimizer, _ = parts(1)
+    model[0].bias.requires_grad_(True)
+    optimizer.param_groups[0]["lr"] *= 1 if reduction == "sum" else 4 * hocket.size()
+    hocket.distribute(model, optimizer, strategy=strategy, reduction=reduction)
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(hocket.rank()), dtype=torch.float64)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (model(x) - 1) ** 2
+        (loss.sum() if reduction == "sum" else loss.mean()).backward()
+        optimizer.step()
+        hocket.barrier()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("strategy", "servers"), [("easgd", 0), ("delayed", 0), ("gossip", 1)])
+def test_elsewhere_a_sum_is_a_mean_at_a_higher_rate(pool: Pool, strategy: str, servers: int) -> None:
+    sums, means = (pool.run(2, scaled, strategy, kind, servers=servers) for kind in ("sum", "mean"))
+    for one, other in zip(sums, means, strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
+
+
+def wrong(what: str) -> None:
+    if what == "reduction":
+        hocket.distribute(nn.Linear(1, 1), reduction="max")
+    hocket.distribute(nn.Linear(1, 1), reduction="sum")
+    hocket.weight(3)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"), [("reduction", "the choices are 'mean' and 'sum'"), ("weight", "leave out hocket.weight()")]
+)
+def test_what_makes_no_sense_is_told(pool: Pool, what: str, message: str) -> None:
+    for outcome in pool.outcomes(2, wrong, what):
+        assert outcome.kind == "UsageError" and message in outcome.message
