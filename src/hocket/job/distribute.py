@@ -78,6 +78,7 @@ def distribute(
     Returns:
         What was given, in the same order; a single thing by itself.
     """
+    _check_given(model, optimizer)
     runtime = current() if model is None else meeting()
     if optimizer is not None and model is None:
         raise UsageError("distribute() got an optimizer without a model: pass the model that it trains, too")
@@ -142,6 +143,7 @@ def _train_together(
         if spans.are_kept():
             runtime.wake()
         return
+    successors = list(former) if len(former) == len(groups) else []
     for optimizer, elsewhere in groups:
         spread = runtime.communicator.on_host is not runtime.communicator or any(p.is_cuda for p in model.parameters())
         members = Members(model, optimizer, elsewhere, by_readiness=spread)
@@ -159,10 +161,11 @@ def _train_together(
             built = build(choice, runtime.communicator, runtime.client, model, optimizer, members, on_nan)
             runtime.add(built)
             runtime.guard.take(model, optimizer, built, members.parameters)
-            if len(former) == len(groups):
-                _go_on(former.pop(0), built)
-            if reduction == "sum" and not isinstance(choice, FullBatch):
-                _add_up(model, built.collector, config.size)
+            if successors:
+                _go_on(successors.pop(0), built)
+            adds = config.size if reduction == "sum" and not isinstance(choice, FullBatch) else 0
+            if built.collector.adds != adds:
+                _add_up(model, built.collector, adds)
             if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.check_replicas != 0 and config.size > 1 and optimizer is not None:
@@ -200,6 +203,30 @@ def _make_room(runtime: Runtime, model: nn.Module, optimizers: list[Optimizer]) 
     return former
 
 
+def _check_given(model: Any, optimizer: Any) -> None:
+    """Raise if something is in the place of something else."""
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    several = isinstance(optimizers, Sequence) and all(isinstance(each, Optimizer) for each in optimizers)
+    for name, value, is_right, right in (
+        ("model", model, isinstance(model, nn.Module), "an nn.Module"),
+        ("optimizer", optimizer, several, "an optimizer or a list of them"),
+    ):
+        if value is not None and not is_right:
+            raise UsageError(
+                f"distribute(model, optimizer, loader): the {name} is a {type(value).__name__}, not {right}; give them "
+                "in this order, or by name"
+            )
+    if model is None or not optimizers:
+        return
+    own = {id(parameter) for parameter in model.parameters()}
+    trained = (id(parameter) for each in optimizers for group in each.param_groups for parameter in group["params"])
+    if own and own.isdisjoint(trained):
+        raise UsageError(
+            f"the optimizer trains other parameters than those of this {type(model).__name__}, which would never "
+            "change: build the optimizer from model.parameters(), after the model was copied or replaced"
+        )
+
+
 def _choose(strategy: str | Choice | None, reduction: str) -> Choice:
     chosen = strategy or configuration.SETTINGS["strategy"].default
     choice = choices.parse(chosen) if isinstance(chosen, str) else chosen
@@ -212,12 +239,12 @@ def _choose(strategy: str | Choice | None, reduction: str) -> Choice:
 
 
 def _add_up(model: nn.Module, collector: Collector, workers: int) -> None:
-    """Take losses as sums over samples."""
+    """Take losses as sums over samples, of so many workers; 0 if they are means."""
     collector.adds = workers
     collector.weigh(collector.told)
     for module in model.modules():
         if isinstance(module, SyncBatchNorm):
-            module.adds = True
+            module.adds = workers > 0
 
 
 def _go_on(former: Strategy, strategy: Strategy) -> None:
@@ -289,6 +316,12 @@ def _check_same_optimizer(communicator: Communicator, optimizer: Optimizer) -> N
         f"state of parameter {index}": {key: _fingerprint(value) for key, value in values.items()}
         for index, values in optimizer.state_dict()["state"].items()
     }
+    kinds = [part.decode() for part in communicator.gather_bytes(type(optimizer).__name__.encode())]
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise MismatchError(
+                f"the optimizers differ: {kinds[0]} on rank 0 and {kind} on rank {rank}; build it alike on every rank"
+            )
     mine = {**{f"group {i}": group for i, group in enumerate(groups)}, **state}
     described = [json.loads(part) for part in communicator.gather_bytes(json.dumps(mine).encode())]
     for rank, other in enumerate(described[1:], start=1):

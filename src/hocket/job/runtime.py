@@ -26,6 +26,7 @@ from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Sink, Stage
 from hocket.job import copies, devices, rendezvous
+from hocket.job.first_step import FirstStep
 from hocket.job.goodbye import say_goodbye
 from hocket.job.guard import Guard
 from hocket.job.loop import Loop
@@ -67,6 +68,8 @@ class Runtime(Teller):
         self.counters: list[StepCounter] = []
         self.owner = Owner()
         self.guard = Guard(self.owner)
+        self.first_step = FirstStep(self)
+        self.has_met = self.resumes = False  # whether the script has made calls of all ranks; has called resume()
         self.checks: dict[Strategy, ReplicaCheck] = {}
         self.warmups: list[Warmup] = []
         self.saver: object = None  # of checkpoints, when there has been one
@@ -85,7 +88,7 @@ class Runtime(Teller):
         self._has_begun = False
         self.undo: Callable[[], None] | None = None  # what a repeated batch has left in buffers and random numbers
         if config.checkpoint is not None and config.rank == 0:
-            atexit.register(self._warn_without_checkpoint)
+            atexit.register(self.first_step.look_back)
 
     @property
     def client(self) -> Client | None:
@@ -213,14 +216,6 @@ class Runtime(Teller):
         if undo is not None:
             undo()
 
-    def _warn_without_checkpoint(self) -> None:
-        if not self.asks_for_checkpoints and self.step >= self.config.checkpoint_every:
-            print(
-                f"hocket: --checkpoint {self.config.checkpoint} was given, and nothing was saved: call "
-                "hocket.resume(…, loader=loader) before the training loop, or its result's done() after each step",
-                file=sys.stderr,
-            )
-
     def say_what_is_owed(self) -> None:
         """The script ends: has it ever seen the model that its strategies stand for?"""
         if self.loops.owed and self.config.rank == 0 and self.config.size > 1:
@@ -266,6 +261,7 @@ _current: Runtime | None = None
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
     if _current is not None:
+        _current.first_step.look(optimizer)
         _current.guard.before_step(optimizer)
 
 
@@ -354,7 +350,9 @@ def together(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
         def named(*args: P.args, **kwargs: P.kwargs) -> T:
-            current().owner.check(call)
+            runtime = current()
+            runtime.owner.check(call)
+            runtime.has_met = True
             with calling(call):
                 return function(*args, **kwargs)
 

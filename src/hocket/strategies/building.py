@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import StrategyError
@@ -87,6 +87,11 @@ def build(
         return EASGDTraining(communicator, model, optimizer, members, choice, on_nan, rests=rests)
     if isinstance(choice, Hogwild):
         assert client is not None
+        if isinstance(optimizer, LBFGS):
+            raise StrategyError(
+                "strategy 'hogwild' changes parameters while others use them, and LBFGS searches along a line from "
+                "where it is: use --strategy full_batch"
+            )
         return HogwildTraining(client, communicator, model, optimizer, members, choice, on_nan)
     if isinstance(choice, Delayed):
         return DelayedTraining(communicator, model, optimizer, members, on_nan)

@@ -126,6 +126,7 @@ def resume(
         extra: A dictionary of plain data that the script keeps up to date. It is saved as it then is, and updated here.
     """
     runtime = meeting()
+    runtime.resumes = True
     config = runtime.config
     if extra is not None and not isinstance(extra, dict):
         raise UsageError(f"resume(extra=…) takes a dictionary that is saved and updated, not a {type(extra).__name__}")
