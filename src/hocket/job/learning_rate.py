@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.errors import UsageError
 from hocket.job.runtime import current
@@ -17,8 +24,9 @@ def scale_lr(optimizer: Optimizer, rule: str = "linear", *, warmup: int = 0) -> 
     """Multiply the learning rates of ``optimizer`` by the number of workers, or by its square root.
 
     Call it before a scheduler is built on the optimizer, so that the scheduler starts from the scaled rate. During the
-    first ``warmup`` steps the rate that is used grows evenly from the unscaled one to the scaled one; this multiplies
-    whatever a scheduler says.
+    first ``warmup`` steps the rate grows evenly from the unscaled one to the scaled one, multiplied by whatever a
+    scheduler says. ``param_groups`` and ``get_last_lr()`` have what the next step uses; a rate that the script sets by
+    hand is used as it is.
     """
     if rule not in _RULES:
         raise UsageError(f"scale_lr rule {rule!r}: the choices are {', '.join(_RULES)}")
@@ -34,22 +42,124 @@ def scale_lr(optimizer: Optimizer, rule: str = "linear", *, warmup: int = 0) -> 
 
 
 class _Warmup:
-    """Lowers the rate for the time of a step, and puts it back."""
+    """Lowers the rates that a schedule says, a little less after every step; schedulers themselves do not see it."""
 
     def __init__(self, optimizer: Optimizer, factor: float, steps: int) -> None:
-        self._start, self._steps, self.taken = 1 / factor, steps, 0
-        self._rates: list[Any] = []
-        optimizer.register_step_pre_hook(self._before)
+        self._start, self._steps, self._taken = 1 / factor, steps, 0
+        self._optimizer = weakref.ref(optimizer)
+        self._depth = 0  # of schedulers at work
+        self._said = _rates(optimizer)  # by the schedule
+        self._shown = self._said  # what the groups were given for it
+        _watch_schedulers()
+        _warm[optimizer] = self
+        self._lower()
         optimizer.register_step_post_hook(self._after)
 
-    def _before(self, optimizer: Optimizer, *_: object) -> None:
-        self._rates = [group["lr"] for group in optimizer.param_groups]
-        share = self._start + (1 - self._start) * min(self.taken / self._steps, 1)
-        if share < 1:
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * share
+    def state(self) -> list[Any]:
+        """For a checkpoint."""
+        return [self._taken, self._said, self._shown]
 
-    def _after(self, optimizer: Optimizer, *_: object) -> None:
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
-        self.taken += 1
+    def load_state(self, state: list[Any]) -> None:
+        """Go on from what ``state`` gave; the optimizer has been loaded before."""
+        self._taken, said, shown = state
+        now = _rates(self._groups)
+        self._said = said if now == shown else [rate / self._share for rate in now]
+        self._lower()
+
+    @contextmanager
+    def lifted(self, *, makes: bool) -> Iterator[None]:
+        """Within, the rates are those of the schedule, which a scheduler computes with.
+
+        Args:
+            makes: Whether the scheduler is being made: a rate that was set by hand before is the one to begin with.
+        """
+        self._depth += 1
+        try:
+            if self._depth == 1:
+                self._listen(by_hand=1.0 if makes else self._share)
+                self._write(self._said)
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._said = _rates(self._groups)
+                self._lower()
+
+    def rates(self) -> list[Any]:
+        """What the next step uses, as copies."""
+        return [copy.copy(group["lr"]) for group in self._groups]
+
+    def _after(self, *_: object) -> None:
+        """A step was taken."""
+        if self._taken >= self._steps:
+            return
+        self._listen(by_hand=self._share)
+        self._taken += 1
+        self._lower()
+
+    def _listen(self, *, by_hand: float) -> None:
+        """Find out what the schedule would say where the script has set a rate by hand, which was so much of it."""
+        known = zip(_rates(self._groups), self._shown, self._said, strict=True)
+        self._said = [said if rate == shown else rate / by_hand for rate, shown, said in known]
+
+    def _lower(self) -> None:
+        self._shown = self._write([rate * self._share for rate in self._said])
+
+    def _write(self, rates: list[float]) -> list[float]:
+        for group, rate in zip(self._groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        return _rates(self._groups)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer.param_groups
+
+    @property
+    def _share(self) -> float:
+        return self._start + (1 - self._start) * self._taken / self._steps if self._taken < self._steps else 1.0
+
+
+_warm: weakref.WeakKeyDictionary[Optimizer, _Warmup] = weakref.WeakKeyDictionary()
+
+
+def _rates(of: Optimizer | list[dict[str, Any]]) -> list[float]:
+    return [float(group["lr"]) for group in (of.param_groups if isinstance(of, Optimizer) else of)]
+
+
+@functools.cache
+def _watch_schedulers() -> None:
+    """Have PyTorch's schedulers, which have no hooks, compute with the rates of their schedule."""
+    for kind in vars(lr_scheduler).values():
+        if isinstance(kind, type) and issubclass(kind, LRScheduler):
+            for name in {"__init__", "step"} & vars(kind).keys():
+                setattr(kind, name, _lifting(vars(kind)[name], makes=name == "__init__"))
+    last = LRScheduler.get_last_lr
+
+    @functools.wraps(last)
+    def get_last_lr(scheduler: LRScheduler) -> list[Any]:
+        warmup = _find(getattr(scheduler, "optimizer", None))
+        return last(scheduler) if warmup is None else warmup.rates()
+
+    setattr(LRScheduler, "get_last_lr", get_last_lr)  # noqa: B010
+
+
+def _lifting(method: Callable[..., Any], *, makes: bool) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def lifting(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("optimizer", args[0] if args else None) if makes else None
+        warmup = _find(given if given is not None else getattr(scheduler, "optimizer", None))
+        if warmup is None:
+            return method(scheduler, *args, **kwargs)
+        with warmup.lifted(makes=makes):
+            return method(scheduler, *args, **kwargs)
+
+    return lifting
+
+
+def _find(optimizer: object) -> _Warmup | None:
+    return _warm.get(optimizer) if isinstance(optimizer, Optimizer) else None

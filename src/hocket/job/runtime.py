@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -241,8 +241,9 @@ class Runtime(Teller):
 class Warmup(Protocol):
     """A gradual start of the learning rate."""
 
-    taken: int
-    """How many of its steps are done."""
+    def state(self) -> list[Any]: ...
+
+    def load_state(self, state: list[Any]) -> None: ...
 
 
 class StepCounter:

@@ -44,8 +44,8 @@ class Saved:
         runtime.metrics = self.metrics()
         for counter, steps in zip(runtime.counters, manifest["steps"], strict=False):
             counter.steps = steps
-        for warmup, taken in zip(runtime.warmups, manifest["warmups"], strict=False):
-            warmup.taken = taken
+        for warmup, state in zip(runtime.warmups, manifest["warmups"], strict=False):
+            warmup.load_state(state)
         counts = {"steps": manifest["step"], "batches": manifest["batches"]}  # all that one worker has, who needs none
         states = manifest["strategies"] or [counts] * len(runtime.strategies)
         for strategy, state in zip(runtime.strategies, states, strict=False):

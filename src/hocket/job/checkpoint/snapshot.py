@@ -120,7 +120,7 @@ class Camera:
             "batches": runtime.batches,
             "samples": runtime.samples,
             "steps": [counter.steps for counter in runtime.counters],
-            "warmups": [warmup.taken for warmup in runtime.warmups],
+            "warmups": [warmup.state() for warmup in runtime.warmups],
         }
         manifest |= {name: write(value) for name, value in counts.items()}
         if packer.is_news:
