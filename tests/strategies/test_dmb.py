@@ -286,6 +286,26 @@ def test_a_gradient_that_was_left_is_applied_by_its_relative(pool: Pool, tmp_pat
     assert pool.run(2, saved_by_another, str(tmp_path), *pair) == [-1.0, -1.0]
 
 
+def without_a_loader(strategy: str) -> list[float]:
+    """Five steps, and what the script sees before and after it asks for the model."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    hocket.distribute(model, optimizer, strategy=strategy)
+    for number in range(1, 6):
+        optimizer.zero_grad()
+        model(torch.full((1, 1), float(number))).sum().backward()
+        optimizer.step()
+    before = float(model.weight.detach())
+    hocket.settle()
+    return [before, float(model.weight.detach())]
+
+
+@pytest.mark.parametrize(("strategy", "seen"), [("dmb(extra=1)", [-4.0, -9.0]), ("delayed", [-10.0, -15.0])])
+def test_a_script_without_a_loader_asks_for_its_model(pool: Pool, strategy: str, seen: list[float]) -> None:
+    assert pool.run(2, without_a_loader, strategy) == [seen, seen]
+
+
 def skip_alone(strategy: str) -> None:
     """One rank leaves out a step, here in a batch that is only predicted."""
     model = nn.Linear(1, 1)
