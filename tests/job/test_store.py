@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import signal
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from torch import nn
 from hocket.comm.alone import AloneCommunicator
 from hocket.config import Config
 from hocket.errors import CheckpointError, UsageError
-from hocket.job.checkpoint import store, tensor_file
+from hocket.job.checkpoint import resuming, store, tensor_file
 from hocket.job.checkpoint.saving import Saver
 from hocket.job.checkpoint.snapshot import Subjects
 from hocket.job.checkpoint.store import Store
@@ -128,6 +130,56 @@ def test_a_full_disk_is_told_and_the_last_good_one_stays(small_disk: Path, capfd
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "000001-step-0"], "the rest was taken away"
     save(folder, 3.0, width=100)
     assert read(folder) == 3.0
+
+
+def test_a_disk_that_stays_full_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saver = Saver(Runtime(Config(), AloneCommunicator()))
+    subjects = Subjects(nn.Linear(2, 2), None, None, None, None, {})
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for fails in (True, True, False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if fails:
+                patch.setattr(store, "write_file", fail)
+            saving = saver.save(tmp_path, subjects, 1, patient=True)
+            assert saving is not None
+            saver.settle()
+            assert bool(saving.error) == fails
+    assert capfd.readouterr().err.count("No space left on device; training goes on") == 2
+
+
+def craft(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a manifest as somebody does who knows its checksum."""
+    manifest = json.loads((path / "checkpoint.json").read_text().partition("\n")[2])
+    text = json.dumps(change(manifest))
+    (path / "checkpoint.json").write_text(json.dumps({"crc32": zlib.crc32(text.encode())}) + "\n" + text + "\n")
+
+
+CRAFTED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
+    (lambda m: [m], "is not one of a checkpoint"),
+    (lambda m: {**m, "format": "1"}, "is not one of a checkpoint"),
+    (lambda m: {key: value for key, value in m.items() if key != "aliases"}, "is not one of a checkpoint"),
+    (lambda m: {**m, "files": {"../x": {"nbytes": 1, "crc32": 1}}}, "is not one of a checkpoint"),
+    (lambda m: {**m, "files": {"part-0.safetensors": 7}}, "is not one of a checkpoint"),
+    (lambda m: {**m, "metrics": {"$strange": 1}}, "make no sense (KeyError: '$strange')"),
+    (lambda m: {**m, "objects": {"model": 5}}, "make no sense (TypeError"),
+    (lambda m: {**m, "objects": {"model": {"weight": {"$tensor": "x"}, "bias": 1}}}, "make no sense (KeyError"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CRAFTED)
+def test_a_crafted_manifest_is_an_error_that_names_it(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    save(tmp_path, 1.0)
+    (path,) = store.committed(tmp_path)
+    craft(path, change)
+    runtime = Runtime(Config(), AloneCommunicator())
+    with pytest.raises(CheckpointError) as raised:
+        resuming._load(runtime, path, Subjects(nn.Linear(40, 40), None, None, None, None, {}))
+    assert str(path) in str(raised.value) and words in str(raised.value)
 
 
 def test_every_failing_call_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

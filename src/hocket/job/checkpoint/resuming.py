@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import CheckpointError, UsageError
+from hocket.errors import CheckpointError, HocketError, UsageError
 from hocket.job.checkpoint import finding, store
 from hocket.job.checkpoint.restoring import Saved
 from hocket.job.checkpoint.saving import Saver, Saving
@@ -159,6 +159,7 @@ class _Automatic:
     def __init__(self, runtime: Runtime, folder: Path, subjects: Subjects) -> None:
         self._runtime, self._folder, self._subjects = runtime, folder, subjects
         self._last = runtime.common_step
+        self._said = ""  # why there is no checkpoint; it is said once
 
     def between_steps(self) -> None:
         """Collective if a checkpoint is due."""
@@ -169,7 +170,8 @@ class _Automatic:
             try:
                 _saver(self._runtime).save(self._folder, self._subjects, config.checkpoint_keep, patient=False)
             except CheckpointError as error:  # on all ranks; the training is worth more than this checkpoint
-                if config.rank == 0:
+                if config.rank == 0 and str(error) != self._said:
+                    self._said = str(error)
                     print(f"hocket: {error}; training goes on", file=sys.stderr, flush=True)
 
 
@@ -184,9 +186,17 @@ def _load(runtime: Runtime, path: Path, subjects: Subjects) -> Position:
     if runtime.saver is not None:
         _saver(runtime).settle()
     chosen, source = finding.find(runtime, path)
-    saved = Saved(source, runtime)
-    saved.restore(subjects)
-    runtime.communicator.barrier("loading a checkpoint")
-    epoch = saved.epoch(next(iter(subjects.loaders), None))
     manifest = source.manifest
-    return Position(epoch, manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), chosen)
+    try:
+        saved = Saved(source, runtime)
+        saved.restore(subjects)
+        epoch = saved.epoch(next(iter(subjects.loaders), None))
+        position = Position(epoch, manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), chosen)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        if isinstance(error, HocketError):
+            raise
+        raise CheckpointError(
+            f"checkpoint {chosen} has contents that make no sense ({type(error).__name__}: {error}): load another one"
+        ) from error
+    runtime.communicator.barrier("loading a checkpoint")
+    return position

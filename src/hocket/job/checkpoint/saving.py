@@ -72,6 +72,7 @@ class Saver:
         self._image: Image | None = None
         self._last = Saving()
         self._good: Path | None = None
+        self._failing = ""  # why checkpoints cannot be written now; it is said once
 
     def save(self, folder: Path, subjects: Subjects, keep: int, *, patient: bool) -> Saving | None:
         """Copy everything and start to write it; collective.
@@ -222,7 +223,7 @@ class Saver:
             if rank == 0:
                 self._stores[folder.parent].release()
         if rank == 0:
-            self._good = saving.path
+            self._good, self._failing = saving.path, ""
             end = time.perf_counter()
             spans.add(spans.DATA, "write a checkpoint", begin, end, track="checkpoints")
             seconds = round(end - begin, 3)
@@ -236,6 +237,9 @@ class Saver:
             parts.fail(folder, rank, reason)
             return
         shutil.rmtree(folder, ignore_errors=True)
-        last = f"the last good one is {self._good}" if self._good else "there is no good one of this run yet"
-        print(f"hocket: {saving.error}; training goes on, {last}", file=sys.stderr, flush=True)
+        if reason != self._failing:
+            self._failing = reason
+            last = f"the last good one is {self._good}" if self._good else "there is no good one of this run yet"
+            line = f"hocket: {saving.error}; training goes on, {last} (said once, until one can be written again)"
+            print(line, file=sys.stderr, flush=True)
         self._runtime.sink.put(Happening("checkpoint failed", {"folder": str(folder), "reason": reason}))

@@ -35,6 +35,10 @@ from hocket.job.checkpoint.tensor_file import Written
 FORMAT = 1
 _MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_KEYS = {
+    "files": dict, "size": int, "step": int, "batches": int, "samples": int, "steps": list, "warmups": list,
+    "strategies": list, "objects": dict, "loaders": dict, "aliases": dict,
+}  # fmt: skip
 
 
 class Store:
@@ -196,11 +200,15 @@ def inspect(path: Path) -> str:
         return f"{_MANIFEST} cannot be read"
     if not intact:
         return f"{_MANIFEST} was altered"
+    if not _has(content, {"format": int, "hocket": str}):
+        return f"{_MANIFEST} is not one of a checkpoint"
     if content["format"] > FORMAT:
         raise CheckpointError(
             f"checkpoint {path} was written by Hocket {content['hocket']} (format {content['format']}), and this is "
             f"{__version__} (format {FORMAT}): update Hocket"
         )
+    if not _has(content, _KEYS) or not all(map(_is_file, content["files"].items())):
+        return f"{_MANIFEST} is not one of a checkpoint"
     for name, expected in content["files"].items():
         try:
             if (size := (path / name).stat().st_size) != expected["nbytes"]:
@@ -212,6 +220,18 @@ def inspect(path: Path) -> str:
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
     return ""
+
+
+def _has(content: Any, kinds: dict[str, type]) -> bool:
+    """Whether ``content`` is a dictionary with these keys, and values of these types."""
+    if not isinstance(content, dict):
+        return False
+    return all(isinstance(content.get(key), kind) and content[key] is not True for key, kind in kinds.items())
+
+
+def _is_file(item: tuple[str, Any]) -> bool:
+    """Whether an entry of the manifest describes a file in the checkpoint's own folder."""
+    return Path(item[0]).name == item[0] and _has(item[1], {"nbytes": int, "crc32": int})
 
 
 def identify(path: Path) -> str:
