@@ -180,11 +180,13 @@ FOLDER_BEGUN, FOLDER_DONE = "temporary folder begun", "temporary folder done"
 class Stage:
     """Where a worker is in its life: ``joining`` the others, ``joined``, or ``failed`` (it has raised).
 
-    ``status`` is then the one with which it will end, as subprocess has it.
+    ``status`` is then the one with which it will end, as subprocess has it, and ``words`` its traceback if it has no
+    stream for errors.
     """
 
     stage: str
     status: int = 0
+    words: str = ""
 
     kind = "stage"
 

@@ -1,5 +1,6 @@
 """Numbers over all workers, weights by hand, and reports."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.events import Metrics
-from hocket.job.runtime import current
+from hocket.comm.alone import AloneCommunicator
+from hocket.config import Config
+from hocket.events import Metrics, Progress
+from hocket.job.runtime import Runtime, current
 
 
 class Kept:
@@ -117,3 +120,12 @@ def test_a_mean_over_tokens(pool: Pool, strategy: str) -> None:
     expected = tokens(strategy, True)
     for result in many:
         assert result == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_length_of_an_endless_sampler_is_no_total() -> None:
+    told: list[Any] = []
+    sink: Any = SimpleNamespace(put=told.append)
+    runtime = Runtime(Config(), AloneCommunicator(), sink)
+    runtime.tell(1, 1, 2_500_000_000, 8)
+    runtime.tell(1, 2, 250, 16)
+    assert [record.steps for record in told if isinstance(record, Progress)] == [None, 250]

@@ -14,6 +14,10 @@ import hocket
 
 
 def die(how: str) -> None:
+    if how == "closed streams":
+        for number in (1, 2):
+            os.close(number)
+        raise ValueError("this rank is broken")
     if how == "raise":
         raise ValueError("this rank is broken")
     if how == "exit":

@@ -59,6 +59,11 @@ def test_every_way_to_end_is_reported(phase: str, how: str) -> None:
     check_report(run("central", phase, how), how)
 
 
+def test_a_rank_that_raises_with_closed_streams_is_the_cause() -> None:
+    done = run("mirrored", "after", "closed streams")
+    check_report(done, "raise")
+
+
 def test_a_fatal_signal_shows_the_python_stack() -> None:
     done = run("mirrored", "between", "SIGSEGV")
     assert "Fatal Python error: Segmentation fault" in done.stderr and "scripts.py" in done.stderr.partition("Fatal")[2]

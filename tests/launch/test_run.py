@@ -137,6 +137,7 @@ def test_help_and_choices_need_no_torch() -> None:
         (["run", "-n", "100000", SCRIPT], "use at most -n"),
         (["run", "--strategy", "mirorred", SCRIPT], "unknown strategy 'mirorred': the choices are mirrored"),
         (["run", "--strategy", "central(fussed=True)", SCRIPT], "has no option 'fussed': it takes fused"),
+        (["run", "-n", "2", "--servers", "2", "--strategy", "mirrored", SCRIPT], "leave out --servers 2, or use"),
         (["run", "--timeout", "soon", SCRIPT], "--timeout soon: must be a positive number of seconds"),
         (["run", "--on-nan", "explode", SCRIPT], "the choices are raise, skip, ignore"),
         (["run", "--transport", "pigeon", SCRIPT], "the choices are auto, shared-memory, gloo"),
@@ -157,6 +158,21 @@ def test_bad_input_is_one_clear_line(args: list[str], message: str) -> None:
 def test_bad_environment_is_told_before_anything_starts() -> None:
     done = run(2, "train", HOCKET_STRATEGY="mirorred")
     assert done.returncode == 2 and "unknown strategy" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("ulimit -n 20", "hocket: this shell allows 20 open files, and a job of 2 processes needs 56: call ulimit -n "),
+        ("rmdir $PWD", "hocket: the working directory does not exist any more: change to another one"),
+    ],
+)
+def test_an_unusual_shell_is_one_clear_line(tmp_path: Path, before: str, message: str) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    command = ["sh", "-c", f'{before}; exec "$@"', "sh", *HOCKET, "run", "-n", "2", SCRIPT, "train"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and done.stderr.startswith(message) and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_before_init() -> None:

@@ -59,6 +59,25 @@ def loops(strategy: str, batches: int, stop: int | None = None) -> dict[str, Any
     }
 
 
+def finish_last() -> dict[str, Any]:
+    model, optimizer, loader = start("gossip", 4)
+    for x, _ in loader:
+        step(model, optimizer, x)
+    hocket.barrier()
+    at_work: Any = current().strategies[0]
+    at_work.take_facts()
+    deadline = time.monotonic() + 30
+    while hocket.rank() == 0 and not at_work._peers.lost:  # the other one has finished
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    facts: dict[str, Any] = at_work.take_facts()
+    return facts
+
+
+def test_who_has_finished_was_not_lost(pool: Pool) -> None:
+    assert pool.run(2, finish_last, servers=1) == [{}, {}]
+
+
 @pytest.mark.parametrize("strategy", KINDS)
 @pytest.mark.parametrize("batches", [1, 10])
 def test_every_sample_counts_once_and_replicas_are_equal_in_the_end(pool: Pool, strategy: str, batches: int) -> None:

@@ -91,6 +91,29 @@ def test_who_leaves_a_loop_early_holds_back_nobody(pool: Pool, kind: str) -> Non
     assert pool.run(2, leaving_early, kind, servers=1) == [40, 40]
 
 
+def close_late(kind: str) -> None:
+    """At the end of an interpreter loops are closed that an error has left, after goodbyes were said."""
+    loader = hocket.distribute(loader=DataLoader(TensorDataset(torch.zeros(40, 1)), batch_size=2))
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.distribute(model, optimizer, strategy=kind)
+    batches = iter(loader)
+    for _ in range(2):
+        (x,) = next(batches)
+        model(x).sum().backward()
+        optimizer.step()
+    hocket.barrier()
+    runtime = current()
+    runtime.has_left = True
+    runtime.communicator.leave(True)
+    batches.close()
+
+
+@pytest.mark.parametrize("kind", KINDS[:1])
+def test_a_loop_that_is_closed_after_the_goodbye_says_nothing(pool: Pool, kind: str) -> None:
+    pool.run(2, close_late, kind, servers=1)
+
+
 class Stream(IterableDataset[Any]):
     """Rank 1 has fewer samples than the others."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
+import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -27,15 +29,19 @@ def say_goodbye(runtime: Runtime) -> None:
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal failed
         failed = True
-        previous(kind, error, trace)
+        words = "" if _can_say() else "".join(traceback.format_exception(kind, error, trace))
+        with contextlib.suppress(Exception):  # of a stream that is closed
+            previous(kind, error, trace)
         if os.getpid() != process:  # a child that the script has forked is no worker
             return
         spans.flush()
+        # Before others notice, or one that fails only because of this would be taken for the cause.
+        runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1, words))
         # Threads of the script may keep the process alive for long; nobody should wait for them.
+        runtime.has_left = True
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:
             runtime.communicator.nccl.abort()
-        runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1))
 
     def on_exit() -> None:
         nonlocal failed
@@ -58,9 +64,20 @@ def say_goodbye(runtime: Runtime) -> None:
             last = describe_last(runtime.checks.values())
             if last is not None:
                 runtime.sink.put(last)
+        runtime.has_left = True
         runtime.communicator.leave(failed)
         if runtime.communicator.nccl is not None:
             runtime.communicator.nccl.close()
 
     sys.excepthook = on_exception
     atexit.register(on_exit)
+
+
+def _can_say() -> bool:
+    """Whether the launcher hears what is written to the stream for errors."""
+    try:
+        sys.stderr.flush()
+        os.fstat(2)
+    except (AttributeError, OSError, ValueError):  # there is none, or it is closed
+        return False
+    return True

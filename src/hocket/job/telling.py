@@ -10,6 +10,8 @@ from hocket.config import Config
 from hocket.events import Facts, Happening, Metrics, NoSink, Progress, Sent, Sink, Traffic
 from hocket.strategies.base import Strategy
 
+_ENDLESS = 10**8  # batches of a pass that nobody means to see the end of: samplers of endless data have some length
+
 
 class Tally:
     """Samples that this worker has trained on; whoever makes the record adds up those of all workers.
@@ -82,6 +84,7 @@ class Teller:
         """Let the launcher know how far a training loop is; it hears of it for sure if the loop or the script ends."""
         if isinstance(self.sink, NoSink):
             return
+        steps = steps if steps is None or steps < _ENDLESS else None
         self._told = (epoch, step, steps, samples)
         skipped = sum(strategy.skipped for strategy in self.strategies)
         if skipped > self._skipped and self.config.rank == 0:

@@ -148,6 +148,8 @@ def run(
     settings = _checked({name: value for name, value in flags.items() if value is not None})
     count = machine.worker_count(workers, int(settings.get("servers", "0"))) if not named else 0
     _check_strategy(settings, count)
+    if not named:
+        machine.check_files(count + int(settings.get("servers", "0")))
     job = Job(command, count, {name: value for name, value in settings.items() if name not in config.LAUNCHERS_OWN})
     if log_dir is not None:
         _check_folder("log-dir", log_dir)
@@ -190,6 +192,11 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        if not (line := machine.explain(error)):
+            raise
+        streams.say(f"hocket: {line}")
+        sys.exit(2)
 
 
 def _refuse_without_hosts(flags: dict[str, object]) -> None:

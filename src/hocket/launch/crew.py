@@ -22,6 +22,7 @@ class Member:
         is_lost: Whether its host was lost, or the job goes on without it.
         stage: The last that it has told (see hocket.events.Stage).
         status: With which it says that it will end.
+        words: The traceback with which it ends, where it cannot write to its stream for errors.
         has_joined: Whether it has told that it joined the others.
         replicas: Fingerprints of its parameters after its last step, where those of all workers must be the same.
     """
@@ -33,6 +34,7 @@ class Member:
     is_lost: bool = False
     stage: str = ""
     status: int = 0
+    words: str = ""
     has_joined: bool = False
     replicas: dict[str, int] = field(default_factory=dict)
     events_rest: bytes = b""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
+import resource
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 from hocket import config
 from hocket.errors import UsageError
 
+_FILES = 48  # that a process may have open for itself: torch, shared memory, sockets
 _WORKER_BYTES = 300 << 20  # what an interpreter with PyTorch takes before it has any model
 
 
@@ -51,6 +54,29 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def check_files(processes: int) -> None:
+    """Raise if the limit on open files is too low for so many workers and servers; they have the same one."""
+    allowed, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], _FILES + 4 * processes
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise UsageError(
+            f"this shell allows {allowed} open files, and a job of {processes} processes needs {needed}: call "
+            f"ulimit -n {max(1024, needed)} before, or start fewer workers (-n)"
+        )
+
+
+def explain(error: OSError) -> str:
+    """What is to be done about an error of the system that has nothing to do with Hocket; empty if that is unknown."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error.strerror}: raise the limit (ulimit -n 1024), or start fewer workers (-n)"
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return "the working directory does not exist any more: change to another one (cd) and start again"
+    except OSError:
+        pass
+    return ""
 
 
 def memory() -> int | None:

@@ -162,7 +162,7 @@ class _Supervisor:
         return member.returncode != 0 or is_early
 
     def _ending(self, member: Member, status: int) -> Ending:
-        return Ending(member, status, self._words.traceback(member))
+        return Ending(member, status, self._words.traceback(member) or member.words.splitlines())
 
     def _retire(self, servers: list[Member]) -> list[Ending]:
         """Let the servers end, now that no worker needs them; return those that fail at it."""
@@ -226,7 +226,7 @@ class _Supervisor:
         *lines, member.events_rest = (member.events_rest + data).split(b"\n")
         for record in map(decode, lines):
             if isinstance(record, Stage):
-                member.stage, member.status = record.stage, record.status
+                member.stage, member.status, member.words = record.stage, record.status, record.words
                 member.has_joined = member.has_joined or record.stage == "joined"
             elif isinstance(record, Replicas):
                 member.replicas = record.values

@@ -81,11 +81,12 @@ class GossipTraining(LocalTraining):
         self._measures: dict[str, float] = {}
         self._facts: dict[str, Any] = {}
         self._next_measure = 0.0
+        self._has_changed = False  # the graph
         GossipTraining._publish(self)
         self._peers = Peers(client.config, client.secret)
         self._snapshots = Snapshots(self._peers, self._snapshot)
         self._prepare()
-        self._peers.on_loss.append(lambda _: self._describe())
+        self._peers.on_loss.append(lambda _: self._note_loss())
         client.on_close.append(self._peers.close)
         self._peers.join(client.gather)
         self._describe()
@@ -175,6 +176,8 @@ class GossipTraining(LocalTraining):
         if self._in_round >= self._choice.period:
             self._in_round = 0
             self.rounds += 1
+            if self._has_changed:  # workers that finish are gone, too, but after the last round
+                self._describe()
             waited = time.perf_counter()
             self._mix()
             self._client.waited += time.perf_counter() - waited
@@ -234,9 +237,13 @@ class GossipTraining(LocalTraining):
 
     def _describe(self) -> None:
         """What is to be said of the graph, when it begins and when it has changed."""
+        self._has_changed = False
         count = len(self._peers.live)
         found = gap(self._graph, count, push_sum=self._choice.push_sum)
         self._facts = {"gossip": f"{_NAMES[self._choice.topology]} of {count}", "spectral gap": round(found, 4)}
+
+    def _note_loss(self) -> None:
+        self._has_changed = True
 
     def _snapshot(self) -> tuple[dict[str, Any], Flats]:
         """What others get in a checkpoint: parameters that count ``mass``, and floating-point buffers."""

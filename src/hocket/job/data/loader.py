@@ -265,7 +265,7 @@ class Loader:
                 runtime.loops.end(loop, functools.partial(self._finish, now, loop))
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader)); or something has raised
             now.was_left = True
-            if loop is not None:
+            if loop is not None and not runtime.has_left:
                 self._leave(now, loop, on_purpose=on_purpose(sys._getframe().f_back))
             raise
         finally:
