@@ -9,7 +9,7 @@ def test_public_names() -> None:
         "HocketError", "Hogwild", "KeyValue", "LocalSGD", "Mirrored", "PS", "SSP", "Softsync", "Switch",
         "SyncBatchNorm", "accumulate", "allgather", "allreduce", "barrier", "broadcast", "distribute", "init", "launch",
         "load", "local_rank", "maximum", "mean", "minimum", "rank", "report", "resume", "save", "scale_lr", "settle",
-        "size", "sync_batchnorm", "total", "weight",
+        "share", "size", "sync_batchnorm", "total", "weight",
     ]  # fmt: skip
     for name in hocket.__all__:
         assert getattr(hocket, name) is not None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hocket.job.runtime import rank as rank
     from hocket.job.runtime import settle as settle
     from hocket.job.runtime import size as size
+    from hocket.job.shares import share as share
     from hocket.launch.function import launch as launch
     from hocket.strategies.choices import BSP as BSP
     from hocket.strategies.choices import DMB as DMB
@@ -97,6 +98,7 @@ _HOMES = {
     "save": "hocket.job.checkpoint.resuming",
     "scale_lr": "hocket.job.learning_rate",
     "settle": "hocket.job.runtime",
+    "share": "hocket.job.shares",
     "size": "hocket.job.runtime",
     "sync_batchnorm": "hocket.job.batchnorm",
     "total": "hocket.job.metrics",
