@@ -56,7 +56,6 @@ class Runtime(Teller):
         weight: What backward passes count now, relative to those of other ranks.
         samples: Samples that training has seen so far, of all ranks; ``batches`` likewise.
         metrics: The values that were reported last.
-        has_left: Whether the others were told goodbye: loops that end now have nobody to tell.
     """
 
     def __init__(self, config: Config, communicator: Communicator, sink: Sink | None = None) -> None:
@@ -87,7 +86,6 @@ class Runtime(Teller):
         self._step_of_batch = 0
         self._random: RandomState | None = None
         self._has_begun = False
-        self.has_left = False
         self.undo: Callable[[], None] | None = None  # what a repeated batch has left in buffers and random numbers
         if config.checkpoint is not None and config.rank == 0:
             atexit.register(self.first_step.look_back)

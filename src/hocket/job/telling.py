@@ -62,7 +62,11 @@ class Tally:
 
 
 class Teller:
-    """The part of a runtime that tells."""
+    """The part of a runtime that tells.
+
+    Attributes:
+        has_left: Whether the others were told goodbye: loops that end now have nobody to tell.
+    """
 
     config: Config
     communicator: Communicator
@@ -74,6 +78,7 @@ class Teller:
     def __init__(self) -> None:
         self._told: tuple[int, int, int | None, int] | None = None  # how far the loop was
         self._skipped, self._next_traffic = 0, 0.0
+        self.has_left = False
 
     @property
     def step(self) -> int:
