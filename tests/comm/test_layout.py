@@ -31,7 +31,12 @@ def test_at_most_25_mb() -> None:
 
 
 def test_a_large_tensor_is_not_divided_and_takes_little_ones_along() -> None:
-    assert sizes([80, 16384, 8, 16384, 8, 6272]) == [0.1, 16.0, 16.0, 6.1]
+    assert sizes([80, 16384, 8, 16384, 8, 6272]) == [16.1, 16.0, 6.1]
+
+
+def test_nothing_tiny_goes_alone_not_even_first() -> None:
+    """A head of 2 kB before layers of 1 MB each: fusion is there so that such little does not travel by itself."""
+    assert min(sizes([2, *[1024] * 24])) >= 0.25
 
 
 @given(

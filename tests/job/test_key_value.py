@@ -55,7 +55,7 @@ def by_rows() -> tuple[list[float], float, int]:
     store.push("table", torch.ones(4, 4), rows=torch.tensor([999, 0, 500, 0]))  # row 0 twice, in no order
     store.wait()
     hocket.barrier()
-    found = store.pull("table", rows=torch.tensor([500, 999, 0, 1, 0]))[:, 0].tolist()
+    found = store.pull("table", rows=[500, 999, 0, 1, 0])[:, 0].tolist()
     whole = float(store.pull("table", rows=torch.arange(1000)).sum())
     store.close()
     return found, whole, hocket.size()

@@ -288,5 +288,3 @@ def left_apart(strategy: str) -> torch.Tensor:
 def test_workers_may_break_in_different_epochs(pool: Pool, strategy: str) -> None:
     found = pool.run(2, left_apart, strategy, servers=1, strategy=strategy)
     assert torch.equal(found[0], found[1])
-
-

@@ -96,7 +96,7 @@ class Layout:
             bucket = current.get(kind)
             if bucket is not None and limits is not None and ends[bucket]:
                 full = (ends[bucket] + tensor.numel()) * dtype.itemsize > (limits.most if bucket else limits.first)
-                worth_it = not bucket or ends[bucket] * dtype.itemsize >= limits.least
+                worth_it = ends[bucket] * dtype.itemsize >= limits.least
                 if (full and worth_it) or left <= limits.last < left + last_bytes:
                     bucket = None
             left -= tensor.nbytes

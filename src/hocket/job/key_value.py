@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +20,8 @@ from hocket.strategies import choices
 from hocket.strategies.choices import Served
 from hocket.strategies.served import terms_of
 from hocket.updates.kinds import divides_by_elements
+
+Rows = torch.Tensor | Sequence[int]
 
 
 class KeyValue:
@@ -65,7 +67,7 @@ class KeyValue:
                 self._add_dense(key, value, optimizer, choice)
         self._start(runtime, values)
 
-    def push(self, key: str, gradient: torch.Tensor, rows: torch.Tensor | None = None, weight: float = 1.0) -> None:
+    def push(self, key: str, gradient: torch.Tensor, rows: Rows | None = None, weight: float = 1.0) -> None:
         """Send a gradient for ``key``; returns when it is copied, before the servers have applied it.
 
         Args:
@@ -90,7 +92,7 @@ class KeyValue:
         self._views[key][0].copy_(gradient)
         self._under_way[key] = self._pool.submit(self._dense[key].push, push, None, pull=False)
 
-    def pull(self, key: str, rows: torch.Tensor | None = None) -> torch.Tensor:
+    def pull(self, key: str, rows: Rows | None = None) -> torch.Tensor:
         """The values of ``key`` after this worker's pushes; blocks until they are here.
 
         A dense tensor is this worker's copy, which the next ``pull`` of the key changes. Of a table, only ``rows`` (in
@@ -159,10 +161,10 @@ class KeyValue:
         for copy in self._dense.values():
             copy.pull()
 
-    def _check_rows(self, key: str, rows: torch.Tensor | None) -> torch.Tensor:
+    def _check_rows(self, key: str, rows: Rows | None) -> torch.Tensor:
         if rows is None:
             raise UsageError(f"{key!r} is a table of rows: say which, with rows=")
-        return rows.detach().reshape(-1).to("cpu", torch.int64)
+        return torch.as_tensor(rows).detach().reshape(-1).to("cpu", torch.int64)
 
 
 def _sum_rows(rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
