@@ -152,3 +152,54 @@ def test_a_queue_goes_on_from_its_state(taken: int, finished: set[int], applied:
         rest.append(found)
         other.finish(0, (found,))
     assert sorted(rest) == sorted(set(range(total)) - {n for n in numbers if n in finished | applied})
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), ranks=st.integers(1, 4), rounds=st.integers(0, 5), known=st.booleans())
+def test_workers_in_step_have_their_own_and_then_what_others_leave(
+    data: st.DataObject, ranks: int, rounds: int, known: bool
+) -> None:
+    """Workers take, die, leave the loop and come back in any order; one of them stays to the end."""
+    queue, total = make(), rounds * ranks
+    length = total if known else None
+    held: dict[int, list[int]] = {rank: [] for rank in range(ranks)}
+    done: list[int] = []
+    is_even = True
+
+    def take(rank: int, wait: Any = None) -> bool:
+        found = queue.take(rank, 1, length, wait, ranks)
+        if isinstance(found, int) and found >= total:
+            queue.end(1, total)
+            queue.give_back(rank, (found,))
+            return True
+        if isinstance(found, int):
+            held[rank].append(found)
+            if is_even:
+                assert found % ranks == rank
+                assert queue.pace(rank) == (found // ranks + 1, found // ranks + 1)
+        return isinstance(found, int)
+
+    for _ in range(data.draw(st.integers(0, 40))):
+        rank = data.draw(st.integers(0, ranks - 1))
+        what = data.draw(st.sampled_from(["take", "take", "take", "finish", "die", "leave"]))
+        if what == "take":
+            take(rank)
+        elif what == "finish" and held[rank]:
+            queue.finish(rank, (held[rank][0],))
+            done.append(held[rank].pop(0))
+        elif what == "leave":
+            queue.give_back(rank, tuple(held[rank]))
+            queue.leave(rank, 1)
+            held[rank], is_even = [], False
+        elif what == "die":
+            assert queue.lose(rank) == sorted(held[rank])
+            held[rank], is_even = [], False
+        state = queue.state()
+        assert {*range(state["next"])} - {*state["again"]} >= {*done}
+        assert {*state["again"]} | {*range(state["next"], total)} == {*range(total)} - {*done}
+    for rank in range(1, ranks):
+        queue.lose(rank)
+    is_even = False
+    while take(0, ignore):
+        pass
+    assert sorted(done + held[0]) == list(range(total))

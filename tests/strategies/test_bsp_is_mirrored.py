@@ -29,6 +29,8 @@ def until_max_steps(strategy: str) -> dict[str, Any]:
             optimizer.zero_grad()
             scheduler.step()
             steps += 1
+            if steps % 5 == 0:
+                hocket.mean(float(x.sum()))
             if steps == MAX_STEPS:
                 break
     return {

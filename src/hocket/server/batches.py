@@ -236,7 +236,7 @@ class Batches:
                 reached = [now.own(rank) for rank in range(now.ranks)]
                 next_one = max(max(reached) - now.ranks + 1, 0)
                 again |= {n for n in range(min(reached), next_one) if n >= reached[n % now.ranks]}
-            return {"epoch": now.number, "next": next_one, "again": sorted(again)}
+            return {"epoch": now.number, "next": next_one, "again": sorted(filter(now.has, again))}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what ``state`` gave; nobody holds anything."""

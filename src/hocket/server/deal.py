@@ -85,13 +85,18 @@ class Deal:
         """There are only so many batches; told with the next question."""
         self._end = total
 
-    def give_back(self, numbers: Sequence[int]) -> None:
-        """The loop is over, or was left: batches that this worker took and will not use are for others."""
+    def give_back(self, numbers: Sequence[int], *, leaves: bool = True) -> None:
+        """Batches that this worker took and will not use are for others.
+
+        Args:
+            numbers: Of them; those that it has not even asked for come with them.
+            leaves: Whether the loop is over, or was left, so that others get all that would have been this worker's.
+        """
         head = {
             "queue": self.number,
             "numbers": [*numbers, *self._taken],
             "done": self._finished,
-            "left": self._last[0],
+            **({"left": self._last[0]} if leaves else {}),
         }
         self._finished, self._taken = [], []
         self._client.first.request(Kind.BACK, head)

@@ -120,7 +120,7 @@ class Turns:
         """All workers settle in the middle of their loops: others are to know which batches are done."""
         if self.deal is not None:
             self._finish_learned()
-            self.deal.give_back([])
+            self.deal.give_back([], leaves=False)
 
     def await_more(self) -> bool:
         """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
