@@ -140,7 +140,20 @@ def _shared_memory() -> set[Path]:
     return found
 
 
-def _state(known: set[int]) -> dict[str, set[object]]:
+def _is_of_others(path: Path) -> bool:
+    """Whether a file in shared memory is in use by a process that no test of this session has started.
+
+    It is known by its number: semaphores get their name after they were mapped.
+    """
+    try:
+        number = str(path.stat().st_ino).encode()
+    except FileNotFoundError:
+        return True
+    maps = (_read(f"/proc/{pid}/maps") for pid in set(_processes()) - {os.getpid(), *_marked()})
+    return any(number == line.split()[4] for text in maps for line in text.splitlines() if b" /dev/shm/" in line)
+
+
+def _state(known: set[int]) -> dict[str, set[Any]]:
     """What is there now, without the processes of the pool, ``known``."""
     return {
         "processes": (_children(os.getpid()) | _marked()) - {os.getpid(), *known},
@@ -160,6 +173,9 @@ def nothing_left_behind(pool: Pool) -> Iterator[None]:
         # The pool's own processes may have grown in number, and multiprocessing keeps one to count its resources.
         known = {*pool.pids(), *_children(*pool.pids()), *_trackers(), *KEPT, *_children(*KEPT)}
         after = _state(known)
+        after["shared memory"] = {
+            path for path in after["shared memory"] - before["shared memory"] if not _is_of_others(path)
+        }
         new = {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind]}
         # The pool has many descriptors: they are looked at only where somebody listens who did not before.
         listening = {name: address for name, address in _listening().items() if name not in others}
