@@ -196,8 +196,8 @@ class Loops:
             self._due.pop(0)()
             if owed and self._communicator.rank == 0:
                 print(
-                    f"hocket: a training loop was left by an exception, or in a way that cannot be seen, and {owed}: "
-                    f"the model was settled only now, in {call}; call hocket.settle() before you save or evaluate it",
+                    f"hocket: a training loop was left by an exception, or in a way that cannot be seen ({owed}): the "
+                    f"model was settled only now, in {call}; call hocket.settle() before you save or evaluate it",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -320,6 +320,8 @@ class Loops:
             self._most[strategy] = max(steps, self._most.get(strategy, 0))
         if passes > self._unit_passes:
             self._count_rest(batch.samples)
+            for strategy in self._strategies:
+                strategy.look()
             self._unit, self._unit_passes = self._unit + 1, passes
 
     def _count_rest(self, samples: int = 1) -> None:
@@ -336,12 +338,12 @@ class Loops:
         after()
 
     def _settle(self, *, stays: bool = False) -> None:
-        """Collective. Where workers advance unevenly, one that comes to a meeting settles with all who still train.
+        """Collective. Where workers may train without each other, one that comes to a meeting settles with the others.
 
         Args:
             stays: Whether this worker does not train before all others have come to that meeting.
         """
-        client = self._client if any(strategy.is_uneven for strategy in self._strategies) else None
+        client = self._client if self._strategies else None
         if client is None and stays:
             return  # all are at the same place
         while True:

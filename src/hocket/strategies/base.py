@@ -102,6 +102,9 @@ class Strategy(ABC):
                 batch, or has left the loop, without any.
         """
 
+    def look(self) -> None:  # noqa: B027 - most have nothing to do
+        """The script asks for another batch, or has left the loop: what was done since the last step is done."""
+
     def settle(self) -> None:  # noqa: B027 - replicas that are always equal need not
         """Let every worker have the model that the strategy stands for, to be evaluated and saved; collective.
 

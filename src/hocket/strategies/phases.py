@@ -106,6 +106,9 @@ class PhasedTraining(Strategy):
         self._now.end_batch(samples, stepped=stepped)
         self._look(self._epoch)
 
+    def look(self) -> None:
+        self._look(self._epoch)  # a schedule may have lowered the rate
+
     def settle(self) -> None:
         self._now.counts_steps = self.counts_steps  # whether another loop goes on
         self._now.settle()

@@ -120,11 +120,9 @@ class ServedTraining(Strategy):
     def settle(self) -> None:
         """Take the parameters of the servers when nobody pushes any more, and let nobody push before all have them."""
         self.flush()
-        if self.is_uneven:
-            self._client.gather("the end of training, with all gradients", b"")
+        self._client.gather("the end of training, with all gradients", b"")
         self.refresh()
-        if self.is_uneven:
-            self._client.gather("the end of training, with the parameters", b"")
+        self._client.gather("the end of training, with the parameters", b"")
         self._is_settled = True
 
     @property
