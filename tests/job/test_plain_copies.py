@@ -128,11 +128,13 @@ def copy_special() -> None:
     assert isinstance(copy.deepcopy(model)[1], hocket.SyncBatchNorm)  # before it is distributed
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hocket.distribute(model, optimizer)
-    if hocket.rank() == 0:
-        twin = copy.deepcopy(model)
-        assert type(twin[1]) is nn.BatchNorm1d and isinstance(model[1], hocket.SyncBatchNorm)
-        assert not any(name.startswith("__") or name == "converted_from" for m in twin.modules() for name in vars(m))
-        twin(torch.randn(3, 4)).sum().backward()  # on one rank only
+    twin = copy.deepcopy(model)  # is synchronised as well: averaged models need the statistics of all
+    assert isinstance(twin[1], hocket.SyncBatchNorm) and isinstance(model[1], hocket.SyncBatchNorm)
+    assert not any(name.startswith("__") for module in twin.modules() for name in vars(module))
+    twin(torch.randn(3, 4)).sum().backward()
+    for each in (model, twin):
+        loaded = pickle.loads(pickle.dumps(each[1]))
+        assert type(loaded) is nn.BatchNorm1d and "converted_from" not in vars(loaded)
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
 

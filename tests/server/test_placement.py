@@ -99,6 +99,11 @@ def test_round_robin_takes_turns() -> None:
     tensors = [torch.empty(100) for _ in range(5)]
     found = place(tensors, [0] * 5, 2, "round_robin", whole=False)
     assert [[each.index for each in part] for part in found.slices] == [[0, 2, 4], [1, 3]]
+    found = place(tensors, [0] * 5, 2, "round_robin", whole=False, turns=[4, 3, 2, 1, 0])  # made in the other order
+    assert [[each.index for each in part] for part in found.slices] == [[0, 2, 4], [1, 3]]
+    found = place(tensors[:4], [0] * 4, 2, "round_robin", whole=False, turns=[3, 2, 1, 0])
+    assert [[each.index for each in part] for part in found.slices] == [[1, 3], [0, 2]]
+    assert "server 0: 0.8 kB" in "\n".join(found.describe(list("abcd")))
 
 
 def test_a_reader_sees_what_is_where() -> None:

@@ -6,6 +6,8 @@ the backward pass; in evaluation there is none.
 
 from __future__ import annotations
 
+import copy
+import copyreg
 from typing import Any, TypeVar
 
 import torch
@@ -36,7 +38,18 @@ class SyncBatchNorm(_BatchNorm):
     adds = False
     """Whether losses are sums over samples (``distribute(…, reduction="sum")``)."""
     converted_from: type[_BatchNorm] | None = None
-    """What ``sync_batchnorm`` found: plain copies of a distributed model have that."""
+    """What ``sync_batchnorm`` found: files have that, and copies in this process are synchronised as this one."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.converted_from is None:
+            return super().__reduce_ex__(protocol)
+        state = {name: value for name, value in vars(self).items() if name != "converted_from"}
+        return copyreg._reconstructor, (self.converted_from, object, None), state  # type: ignore[attr-defined]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training or current().config.size == 1:

@@ -13,8 +13,6 @@ from torch import nn
 from torch.nn.modules.module import _WrappedHook
 from torch.optim import Optimizer
 
-from hocket.job.batchnorm import SyncBatchNorm
-
 _OURS = __name__.partition(".")[0]
 _COMPANIONS = ("_with_kwargs", "_always_called")  # how hooks are called, by the same numbers
 _ADDED = ("__reduce_ex__", "__deepcopy__")
@@ -48,23 +46,18 @@ def _as_made(module: nn.Module) -> Iterator[None]:
     """Within, ``module`` has nothing of Hocket; what is below it still has."""
     for hook in _find(module._state_dict_pre_hooks):  # which bring what is elsewhere
         hook(module, "", False)
-    own, kind = vars(module), type(module)
-    if isinstance(module, SyncBatchNorm) and module.converted_from is not None:
-        kind = module.converted_from
-    plain = {name: value for name, value in own.items() if name not in (*_ADDED, "converted_from")}
+    own = vars(module)
+    plain = {name: value for name, value in own.items() if name not in _ADDED}
     for name, hooks in own.items():
         if name.endswith("_hooks") and isinstance(hooks, dict):
             ours = {number for number, hook in hooks.items() if _is_ours(hook)}
             for each in (name, *(name + companion for companion in _COMPANIONS)):
                 if ours and each in own:
                     plain[each] = type(own[each])((n, value) for n, value in own[each].items() if n not in ours)
-    now = type(module)
     object.__setattr__(module, "__dict__", plain)
-    object.__setattr__(module, "__class__", kind)
     try:
         yield
     finally:
-        object.__setattr__(module, "__class__", now)
         object.__setattr__(module, "__dict__", own)
 
 

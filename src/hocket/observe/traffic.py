@@ -45,7 +45,7 @@ class TrafficSummary:
             by_host.setdefault(record.host, []).append(record)
         waits = {}
         for host, records in by_host.items():
-            others = {other for record in records for other in record.waited_for}
+            others = {other for record in records for other in record.waited_for} - {host}
             means = {other: fmean(record.waited_for.get(other, 0.0) for record in records) for other in others}
             kept = {other: seconds for other, seconds in means.items() if seconds >= _LEAST}
             if kept:

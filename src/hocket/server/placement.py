@@ -46,7 +46,8 @@ class Placement:
         for server, (part, load) in enumerate(zip(self.slices, self.loads, strict=True)):
             said = [self._say(each, names[each.index]) for each in part]
             shown = said if len(said) <= 8 else [*said[:4], f"… {len(said) - 8} more …", *said[-4:]]
-            lines.append(f"hocket:   server {server}: {load / 1e6:,.1f} MB: {', '.join(shown) or 'nothing'}")
+            size = f"{load / 1e6:,.1f} MB" if load >= 1e5 else f"{load / 1e3:,.1f} kB"
+            lines.append(f"hocket:   server {server}: {size}: {', '.join(shown) or 'nothing'}")
         return lines
 
     def _say(self, each: Slice, name: str) -> str:
@@ -57,7 +58,13 @@ class Placement:
 
 
 def place(
-    tensors: Sequence[torch.Tensor], groups: Sequence[int], servers: int, method: str, *, whole: bool
+    tensors: Sequence[torch.Tensor],
+    groups: Sequence[int],
+    servers: int,
+    method: str,
+    *,
+    whole: bool,
+    turns: Sequence[int] | None = None,
 ) -> Placement:
     """Place ``tensors`` on so many servers.
 
@@ -68,11 +75,15 @@ def place(
         method: ``partitioned``: equal parts, for which large tensors are split. ``greedy``: whole tensors, the largest
             first to whoever has the least. ``round_robin``: whole tensors, one after the other.
         whole: The optimizer needs whole tensors, with their shapes.
+        turns: The order in which tensors are dealt out one after the other; that of ``tensors`` if nothing is said.
     """
     if method == "partitioned" and not whole:
         layout = Layout(tensors)
         return Placement(layout, _cut(layout, groups, servers), method)
-    owners = _deal(tensors, servers, greedy=method != "round_robin")
+    owners = _deal(tensors, servers)
+    if method == "round_robin":
+        order = sorted(range(len(tensors)), key=lambda i: turns[i] if turns is not None else i)
+        owners = [order.index(i) % servers for i in range(len(tensors))]
     layout = Layout(tensors, order=sorted(range(len(tensors)), key=lambda i: (owners[i], i)))
     slices: list[list[Slice]] = [[] for _ in range(servers)]
     for i in sorted(range(len(tensors)), key=lambda i: (layout.places[i].bucket, layout.places[i].start)):
@@ -82,9 +93,8 @@ def place(
     return Placement(layout, slices, "greedy" if method == "partitioned" else method)
 
 
-def _deal(tensors: Sequence[torch.Tensor], servers: int, *, greedy: bool) -> list[int]:
-    if not greedy:
-        return [i % servers for i in range(len(tensors))]
+def _deal(tensors: Sequence[torch.Tensor], servers: int) -> list[int]:
+    """The largest first, to whoever has the least."""
     loads, owners = [0] * servers, [0] * len(tensors)
     for i in sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes):
         owners[i] = loads.index(min(loads))

@@ -108,8 +108,11 @@ class ServedTraining(Strategy):
         return self.collector.passes > 0  # in hocket.accumulate()
 
     def describe_placement(self) -> list[str]:
-        """Which parameters are on which server, in lines for a reader."""
-        return self.placement.describe(self._members.names)
+        """Which parameters are on which server, and by what gradients are multiplied, in lines for a reader."""
+        lines = self.placement.describe(self._members.names)
+        if not self._terms.is_collected:
+            lines.append(f"hocket:   every gradient is applied by itself, times {self._scale:g} (scale=)")
+        return lines
 
     def refresh(self) -> None:
         """Have the parameters as they are on the servers now; with what the script has loaded, if it has."""
@@ -134,7 +137,9 @@ class ServedTraining(Strategy):
 
     def _place(self, dense: Members, optimizer: Optimizer, choice: Served, servers: int) -> Placement:
         whole = bool(dense.parameters) and not self._divides(optimizer)
-        return place(dense.parameters, dense.groups, servers, choice.placement, whole=whole)
+        made = {id(p): number for number, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+        turns = [made.get(id(parameter), len(made)) for parameter in dense.parameters]
+        return place(dense.parameters, dense.groups, servers, choice.placement, whole=whole, turns=turns)
 
     def _divides(self, optimizer: Optimizer) -> bool:
         return divides_by_elements(optimizer, "ps")
