@@ -13,18 +13,28 @@ import torch
 from pool import Pool
 
 WORKERS = 2
-LAW = {"mirrored": 0, "central": 0, "bsp": 1}  # the number of servers
+LAW = {"mirrored": 0, "central": 0, "bsp": 1, "full_batch": 0}  # the number of servers
 BY_LOSS = {
     "local_sgd(period=4)": 0, "easgd(period=4)": 0, "delayed": 0, "gossip": 1, "asynchronous": 1, "hogwild": 1,
     "ssp(staleness=2)": 1,
 }  # fmt: skip
-SERVED = {"bsp", "gossip", "asynchronous", "hogwild", "ssp(staleness=2)"}
+QUEUED = {"gossip", "asynchronous", "hogwild", "ssp(staleness=2)"}
 REFUSED = {
-    *(("finetune", strategy) for strategy in SERVED),  # servers keep the optimizer that they were given
+    *(("finetune", strategy) for strategy in {"bsp", *QUEUED}),  # servers keep the optimizer that they were given
     ("best", "bsp"),  # clips what only the servers average
+    *(("carried", strategy) for strategy in QUEUED),  # the next batch of a worker is any, not the one that goes on
 }
 OPEN = {("folds", "ssp(staleness=2)")}  # who has left its loop is waited for
-SCRIPTS = ["trainer", "gan", "graph", "folds", "finetune", "best", "prefetch"]
+SCRIPTS = [
+    "trainer", "gan", "graph", "folds", "finetune", "best", "prefetch", "vae", "gpt", "carried", "lbfgs", "logger",
+]  # fmt: skip
+ALWAYS = {  # without ``--all``: every strategy and every script at least once
+    ("trainer", "mirrored"), ("carried", "mirrored"), ("gan", "central"), ("gpt", "central"), ("graph", "bsp"),
+    ("vae", "bsp"), ("lbfgs", "full_batch"), ("folds", "local_sgd(period=4)"), ("finetune", "easgd(period=4)"),
+    ("best", "delayed"), ("trainer", "gossip"), ("gan", "asynchronous"), ("logger", "asynchronous"),
+    ("graph", "hogwild"), ("prefetch", "ssp(staleness=2)"),
+}  # fmt: skip
+FULL_BATCH = {"lbfgs"}  # what only ``full_batch`` serves; it serves nothing else
 
 
 def run(name: str, batch: int) -> tuple[float, float, list[torch.Tensor]]:
@@ -38,14 +48,13 @@ def run(name: str, batch: int) -> tuple[float, float, list[torch.Tensor]]:
 
 
 def pairs() -> list[Any]:
-    """One script for each strategy, another one each time; all others with ``--all`` only."""
-    found = []
-    for number, strategy in enumerate([*LAW, *BY_LOSS]):
-        names = [name for name in SCRIPTS if (name, strategy) not in REFUSED | OPEN]
-        for place, name in enumerate(names):
-            marks = [] if place == number % len(names) else [pytest.mark.all_combinations]
-            found.append(pytest.param(name, strategy, marks=marks))
-    return found
+    """Every script under every strategy that serves it, most of them with ``--all`` only."""
+    return [
+        pytest.param(name, strategy, marks=[] if (name, strategy) in ALWAYS else [pytest.mark.all_combinations])
+        for strategy in [*LAW, *BY_LOSS]
+        for name in SCRIPTS
+        if (name, strategy) not in REFUSED | OPEN and (name in FULL_BATCH) == (strategy == "full_batch")
+    ]
 
 
 @pytest.mark.parametrize(("name", "strategy"), pairs())
