@@ -60,6 +60,7 @@ class Loops:
         self._due: list[Callable[[], None]] = []
         self._odd: list[tuple[list[weakref.ref[torch.Tensor]], float]] = []  # batches with other weights
         self._is_odd = False  # the one at work
+        self._was_left = False  # the last loop, before its end
 
     @property
     def in_thread(self) -> bool:
@@ -83,7 +84,7 @@ class Loops:
 
     def _begin(self, loop: Loop) -> None:
         """Strategies hear of it; not in another thread."""
-        loop.has_begun = True
+        loop.has_begun, self._was_left = True, False
         if not any(each.has_trained for each in self._open):
             self.own, self.pace = 0, 0.0
             if self._following is None and any(each.is_uneven or each.survives_loss for each in self._strategies):
@@ -131,6 +132,7 @@ class Loops:
             return
 
         def settle() -> None:
+            self._was_left = True
             self._finish(loop)
             self._close(loop)
             if before is not None:
@@ -203,9 +205,10 @@ class Loops:
                 )
 
     def meet(self) -> None:
-        """All ranks come to something outside of their training loops, some perhaps later; collective."""
+        """All ranks come to a meeting. Those that this one has left in a loop may have trained on; collective."""
         self.catch_up("the next call that all ranks make")
-        if not self._open:
+        if self._was_left and not self._open:
+            self._was_left = False
             self._settle(stays=True)
 
     @property
@@ -358,7 +361,10 @@ class Loops:
                     strategy.settle()
                 self._average_buffers()
             if over or not stays:
-                return
+                break
+        if not works:
+            for strategy in self._strategies:
+                strategy.rejoin()
 
     def _close(self, loop: Loop) -> bool:
         """Whether the loop has trained."""

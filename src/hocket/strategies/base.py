@@ -141,6 +141,9 @@ class Strategy(ABC):
     def idle(self) -> None:  # noqa: B027 - likewise
         """There is no batch for this worker, though others may hold some: nobody is to wait for it; not collective."""
 
+    def rejoin(self) -> None:  # noqa: B027 - likewise
+        """Take part again, after ``idle``: nobody has trained meanwhile; not collective."""
+
     @property
     def holds(self) -> bool:
         """Whether there are gradients here of batches that others do not know of yet."""

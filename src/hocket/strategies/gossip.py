@@ -115,6 +115,9 @@ class GossipTraining(LocalTraining):
     def idle(self) -> None:
         self._withdraw(for_good=not self._is_settled)  # before its first batch, the loop may turn out to be a glance
 
+    def rejoin(self) -> None:
+        self._begin()
+
     def refresh(self) -> None:
         """In a checkpoint, take the mean of what all workers have: their threads answer, and nobody waits."""
         if not self._is_merging:

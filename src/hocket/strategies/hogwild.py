@@ -101,6 +101,10 @@ class HogwildTraining(LocalTraining):
         if self._turns is not None:
             self._turns.leave()
 
+    def rejoin(self) -> None:
+        if self._turns is not None:
+            self._turns.begin(self._client.live())
+
     def _exchange(self, batches: int, samples: int) -> None:
         """There is nothing to exchange."""
 
