@@ -58,6 +58,7 @@ class Metrics:
     samples: int  # samples since the training began, of all workers
     time: float  # seconds since the epoch of the clock
     values: dict[str, float]
+    sent: int = 0  # bytes that this worker had handed to exchanges by then
 
     kind = "metrics"
 

@@ -32,7 +32,7 @@ for epoch in range(1, EPOCHS + 1):
         metrics = {"loss": 1 / epoch, "accuracy": epoch / 10}
         if what == "lost":
             metrics["q"] = math.nan
-        sink.put(Metrics(epoch * STEPS, 32 * epoch, time.time(), metrics))
+        sink.put(Metrics(epoch * STEPS, 32 * epoch, time.time(), metrics, 200 * size * epoch))
 sink.put(Sent(1000 * size))
 print("trained", more, os.environ.get("OF_THE_SCRIPT", ""), flush=True)
 while what == "silent forever":

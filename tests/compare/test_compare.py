@@ -76,6 +76,7 @@ def test_a_run_that_has_reached_the_target_is_ended(folder: Path) -> None:
         (result,) = entry.good
         assert result.reached is not None and (result.reached.value, result.reached.samples) == (0.3, 96)
         assert result.passes == 3.0 and len(result.curves["loss"]) == 3
+        assert result.sent == 600 * result.workers**2, "what was sent later does not count"
 
 
 def test_an_unknown_metric_is_noticed_while_the_baseline_runs(folder: Path) -> None:

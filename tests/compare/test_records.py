@@ -75,6 +75,23 @@ def test_curves_end_where_the_target_is_reached(tmp_path: Path, clock: list[floa
     assert records.result(RUN, tmp_path, target.parse("accuracy=2"), "").reached is None
 
 
+def test_a_row_is_about_the_moment_at_which_the_target_is_reached(tmp_path: Path, clock: list[float]) -> None:
+    """A run goes on until somebody notices: here for as long again, with twice as many samples in a second."""
+    recorder = Recorder(tmp_path, {"run": {"started": 100.0}})
+    recorder.take(0, Happening("training began", {"samples of a pass": 40}, 100.0))
+    for second, samples in ((0, 0), (5, 40), (10, 120)):
+        clock[0] = 100.0 + second
+        recorder.take(0, Progress(1, second, 10, samples, second, samples))
+        recorder.take(0, Metrics(second, samples, clock[0], {"accuracy": second / 10}, sent=100 * second))
+    for rank in (0, 1):
+        recorder.take(rank, Sent(1000 + 500 * rank))
+    recorder.finish(0, "ended", [])
+    found = records.result(RUN, tmp_path, target.parse("accuracy=0.5"), "")
+    assert (found.sent, found.samples, found.speed, found.passes) == (1250, 40, 8.0, 1.0)
+    whole = records.result(RUN, tmp_path, target.parse("accuracy=2"), "")
+    assert (whole.sent, whole.samples, whole.speed, whole.passes) == (2500, 120, 12.0, 3.0)
+
+
 def test_a_script_without_a_training_loop_has_a_time_alone(tmp_path: Path, clock: list[float]) -> None:
     found = records.result(RUN, record(tmp_path, clock, loop=False), None, "")
     assert found.speed is None and found.passes is None and found.shares == {} and found.seconds == 15.0

@@ -84,7 +84,10 @@ def reports() -> list[Any]:
         optimizer.step()
         hocket.report(loss=torch.tensor(0.5), accuracy=1)
     assert current().metrics == {"loss": 0.5, "accuracy": 1.0}
-    return [(r.step, r.samples, r.values) for r in kept.records if isinstance(r, Metrics)]
+    reported = [r for r in kept.records if isinstance(r, Metrics)]
+    each = current().sent // 3
+    assert each > 0 and [r.sent for r in reported] == [each * r.step for r in reported], "bytes by then"
+    return [(r.step, r.samples, r.values) for r in reported]
 
 
 def test_reports_come_from_rank_0_by_step_and_sample(pool: Pool) -> None:

@@ -62,7 +62,8 @@ def _sent(comparison: Comparison, looks: Looks) -> list[Picture]:
         if any(spreads):
             unit, name = amounts.unit_of_bytes(max(spread.highest for spread in spreads if spread))
             panels.append(Panel(f"{label} ({name})", spreads, _size, ["not known"] * len(entries), unit))
-    caption = "What all workers handed to exchanges: what a slow network would have to carry."
+    until = " until the target" if comparison.target else ""
+    caption = f"What all workers handed to exchanges{until}: what a slow network would have to carry."
     if any(summary.shares_memory(entry) for entry in entries):
         caption += (
             " 0 B: the workers of that strategy hand nothing over, but read and write the same shared memory, which a"

@@ -11,7 +11,14 @@ def gather(found: Comparison) -> list[str]:
     good = [result for entry in found.entries for result in entry.good]
     if not good:
         return []
-    return [*_what_is_known(found, good), *_threads(found), *_cores(found, good), *_target(found), *_sent(found)]
+    return [
+        *_what_is_known(found, good),
+        *_threads(found),
+        *_cores(found, good),
+        *_target(found),
+        *_moment(good),
+        *_sent(found),
+    ]
 
 
 def _what_is_known(found: Comparison, good: list[Result]) -> list[str]:
@@ -86,6 +93,16 @@ def _target(found: Comparison) -> list[str]:
     missed = [entry.name for entry in found.entries if entry.good and not any(r.reached for r in entry.good)]
     goal = f"{found.target.metric} {amounts.given(found.target.value)}"
     return [f"{goal} was not reached by {', '.join(missed)}."] if missed else []
+
+
+def _moment(good: list[Result]) -> list[str]:
+    """What a row has that is not of the moment at which the target was reached."""
+    if not any(result.reached and (result.shares or result.staleness) for result in good):
+        return []
+    return [
+        "Times, samples/s, passes, metrics and bytes sent are those at the target; shares of compute, communication "
+        "and waiting, staleness and samples a step are those of whole runs, which go on for a moment after it."
+    ]
 
 
 def _sent(found: Comparison) -> list[str]:

@@ -31,12 +31,15 @@ def result(planned: Planned, folder: Path, wish: Wish | None, failure: str) -> R
     run, found = reader.read(folder), curves.read(folder)
     began = found.began or found.first or run.fact("run", "started") or 0.0
     points = reported(found, began)
-    reached = _reach(points, wish)
-    if reached is not None:  # a run goes on for a moment until that is noticed
+    reached, sent = _reach(points, wish), _sent(run)
+    if wish is not None and reached is not None:  # a run goes on for a moment until that is noticed
+        sent = _sent(run, found.metrics[wish.metric][points[wish.metric].index(reached)][3], planned.way.workers)
         points = {name: [p for p in curve if p.seconds <= reached.seconds] for name, curve in points.items()}
     start, end = run.fact("run", "started") or 0.0, _end(run, found, began)
     seconds = max([end - (found.first or began), *(curve[-1].seconds for curve in points.values() if curve)])
-    trained = (found.last or 0.0) - (found.first or 0.0)
+    samples, trained = found.seen, (found.last or 0.0) - (found.first or 0.0)
+    if reached is not None and reached.samples:
+        samples, trained = reached.samples, reached.seconds
     return Result(
         strategy=planned.way.strategy,
         workers=planned.way.workers,
@@ -45,11 +48,11 @@ def result(planned: Planned, folder: Path, wish: Wish | None, failure: str) -> R
         failure=failure,
         seconds=seconds,
         start_up=max(0.0, (found.first or began) - start),
-        samples=found.seen,
-        speed=found.seen / trained if found.seen and trained > 0 else None,
+        samples=samples,
+        speed=samples / trained if samples and trained > 0 else None,
         pass_samples=found.pass_samples,
         shares=shares(run, seconds),
-        sent=sum(run.facts.get("sent", {}).values()),
+        sent=sent,
         staleness=_staleness(run),
         curves={name: thin(curve) for name, curve in points.items() if curve},
         reached=reached,
@@ -61,7 +64,7 @@ def result(planned: Planned, folder: Path, wish: Wish | None, failure: str) -> R
 def reported(found: Curves, began: float) -> dict[str, list[Point]]:
     """The metrics that the script has reported itself, by name; those that a strategy adds are none."""
     return {
-        name: [Point(max(0.0, when - began), samples, value) for when, samples, value in curve]
+        name: [Point(max(0.0, when - began), samples, value) for when, samples, value, _ in curve]
         for name, curve in found.metrics.items()
         if name != CONSENSUS
     }
@@ -87,6 +90,18 @@ def _reach(points: dict[str, list[Point]], wish: Wish | None) -> Point | None:
     if target is None:
         return None
     return next((point for point in curve if target.is_reached(point.value)), None)
+
+
+def _sent(run: Run, first: int | None = None, workers: int = 1) -> int:
+    """Bytes of all workers: at the end, or when rank 0 had handed over ``first``.
+
+    What the others had handed over by then is not known; it is taken to be the same share of what they told last.
+    """
+    told = run.facts.get("sent", {})
+    if first is None:
+        return sum(told.values())
+    last = told.get("rank 0")
+    return round(first / last * sum(told.values())) if last else first * workers
 
 
 def shares(run: Run, seconds: float) -> dict[str, float]:

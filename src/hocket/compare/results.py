@@ -54,11 +54,11 @@ class Result:
         failure: Why it failed, in one line; empty if it did not.
         seconds: From the beginning of training to its end.
         start_up: Seconds before that.
-        samples: That all workers have seen.
+        samples: That all workers have seen until the target, if it was reached; so are ``speed`` and ``sent``.
         speed: Samples a second, of all workers; None where the script has no training loop of ours.
         pass_samples: Samples of one pass over the data, if that is known.
-        shares: Of the training time, over all workers: ``compute``, ``communication`` and ``waiting``, together 1;
-            empty where nothing is known.
+        shares: Of the whole training time, over all workers: ``compute``, ``communication`` and ``waiting``, together
+            1; empty where nothing is known.
         sent: Bytes that all workers have handed to exchanges.
         staleness: How often it was which, of pushes to servers.
         curves: What the script has reported, by name, in order.

@@ -125,6 +125,7 @@ def _columns(comparison: Comparison) -> list[tuple[Column, Callable[[Entry], str
         return NOTHING if value is None else amounts.times(value)
 
     counted = any(knows_sent(entry) for entry in comparison.entries if entry.workers > 1)
+    until = " until the target" if comparison.target else ""
     goal = "end" if is_time_alone(comparison) else "target"
     found: list[tuple[Column, Callable[[Entry], str]]] = [
         (Column("strategy", "what is exchanged, and when", False), _name),
@@ -139,7 +140,7 @@ def _columns(comparison: Comparison) -> list[tuple[Column, Callable[[Entry], str
         (Column("efficiency", "speed-up for each worker"), efficiency),
         (Column("samples a step", "of all workers, in one step of the optimizer"), step),
         (Column("compute · communication · waiting", "shares of the training time of all workers"), _shares),
-        (Column("sent", "bytes that all workers handed to exchanges"), _sent if counted else lambda _: NOTHING),
+        (Column("sent", f"bytes that all workers handed to exchanges{until}"), _sent if counted else lambda _: NOTHING),
         (Column("staleness", "mean (and most) updates between pull and push"), _staleness),
     ]
     for metric in comparison.metrics:

@@ -99,7 +99,7 @@ def report(**values: Any) -> None:
     numbers = {name: _number(value, name) for name, value in values.items()}
     runtime.metrics |= numbers
     if runtime.config.rank == 0:
-        runtime.sink.put(Metrics(runtime.step, runtime.samples, time.time(), numbers))
+        runtime.sink.put(Metrics(runtime.step, runtime.samples, time.time(), numbers, runtime.sent))
 
 
 def _reduce(value: Value, operation: str) -> Value:

@@ -123,7 +123,7 @@ class Teller:
     def _tell_measures(self) -> None:
         for strategy in self.strategies:
             if measures := strategy.take_measures():
-                self.sink.put(Metrics(self.step, self.samples, time.time(), measures))
+                self.sink.put(Metrics(self.step, self.samples, time.time(), measures, self.sent))
 
     def tell_traffic(self) -> None:
         """Let the launcher know what exchanges with other hosts took so far."""

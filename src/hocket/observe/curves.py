@@ -19,7 +19,8 @@ class Curves:
     """Of one run, so far.
 
     Attributes:
-        metrics: By name, in the order of their first values: times, samples and values.
+        metrics: By name, in the order of their first values: times, samples, values, and the bytes that rank 0 had
+            handed to exchanges by then.
         first: The time of the first batch that rank 0 had; None if there was none, so no training loop of ours.
         last: The time of the last sign of it, the end of an epoch if there was one; ``seen`` samples by then.
         epoch: In which it was then, from 1; ``step`` batches of it.
@@ -27,7 +28,7 @@ class Curves:
         pass_samples: Samples of a pass over the data, if rank 0 knows.
     """
 
-    metrics: dict[str, list[tuple[float, int, float]]] = field(default_factory=dict)
+    metrics: dict[str, list[tuple[float, int, float, int]]] = field(default_factory=dict)
     first: float | None = None
     last: float | None = None
     seen: int = 0
@@ -39,13 +40,13 @@ class Curves:
 
 def read(folder: Path) -> Curves:
     """Read those in the record in ``folder``, while the run goes on or later."""
-    metrics: dict[str, list[tuple[float, int, float]]] = {}
+    metrics: dict[str, list[tuple[float, int, float, int]]] = {}
     try:
         with closing(connect(folder / FILE)) as database:
             database.execute("BEGIN")
-            rows = database.execute("SELECT name, time, samples, value FROM metrics ORDER BY rowid")
-            for name, when, samples, value in rows:
-                metrics.setdefault(name, []).append((when, samples, math.nan if value is None else value))
+            rows = database.execute("SELECT name, time, samples, value, sent FROM metrics ORDER BY rowid")
+            for name, when, samples, value, sent in rows:
+                metrics.setdefault(name, []).append((when, samples, math.nan if value is None else value, sent))
             first = database.execute("SELECT time FROM steps ORDER BY rowid LIMIT 1").fetchone()
             last = database.execute("SELECT time, seen, epoch, step FROM steps ORDER BY rowid DESC LIMIT 1").fetchone()
             begun = database.execute(

@@ -185,7 +185,7 @@ class Recorder:
             if not isinstance(value, int | float):
                 continue
             kept = None if math.isnan(value) else float(value)
-            self._writer.add("metrics", record.step, record.samples, record.time, name, kept)
+            self._writer.add("metrics", record.step, record.samples, record.time, name, kept, record.sent)
             if self._scalars is not None:
                 self._scalars.add(name, float(value), record.step, record.time)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FILE = "run.sqlite"
-VERSION = 1  # goes up when a table changes; kept in PRAGMA user_version
+VERSION = 2  # goes up when a table changes; kept in PRAGMA user_version
 
 TABLES = {
     # One row each, the value as JSON. Sections: run, settings, versions, host, hosts, told (by the workers), began
@@ -15,8 +15,9 @@ TABLES = {
         "time REAL, epoch INTEGER, step INTEGER, total INTEGER, seen INTEGER, "
         "seconds REAL, samples_per_second REAL, waiting REAL, communication REAL"
     ),
-    # What the script has reported on rank 0; SQLite has no NaN, so NULL stands for it.
-    "metrics": "step INTEGER, samples INTEGER, time REAL, name TEXT, value REAL",
+    # What the script has reported on rank 0, and the bytes that this rank had handed to exchanges by then; SQLite has
+    # no NaN, so NULL stands for it.
+    "metrics": "step INTEGER, samples INTEGER, time REAL, name TEXT, value REAL, sent INTEGER",
     # Details as JSON; rank NULL is the launcher, or the server that the details name.
     "events": "time REAL, rank INTEGER, name TEXT, details TEXT",
     # The last that each rank has told of itself, in seconds since it started.
