@@ -24,7 +24,6 @@ REFUSED = {
     ("best", "bsp"),  # clips what only the servers average
     *(("carried", strategy) for strategy in QUEUED),  # the next batch of a worker is any, not the one that goes on
 }
-OPEN = {("folds", "ssp(staleness=2)")}  # who has left its loop is waited for
 SCRIPTS = [
     "trainer", "gan", "graph", "folds", "finetune", "best", "prefetch", "vae", "gpt", "carried", "lbfgs", "logger",
 ]  # fmt: skip
@@ -53,7 +52,7 @@ def pairs() -> list[Any]:
         pytest.param(name, strategy, marks=[] if (name, strategy) in ALWAYS else [pytest.mark.all_combinations])
         for strategy in [*LAW, *BY_LOSS]
         for name in SCRIPTS
-        if (name, strategy) not in REFUSED | OPEN and (name in FULL_BATCH) == (strategy == "full_batch")
+        if (name, strategy) not in REFUSED and (name in FULL_BATCH) == (strategy == "full_batch")
     ]
 
 

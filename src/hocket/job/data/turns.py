@@ -14,6 +14,7 @@ from hocket.job.runtime import Runtime
 from hocket.server.client import Client
 from hocket.server.deal import Deal
 from hocket.server.terms import Kind
+from hocket.strategies.collector import passes
 
 
 class Turns:
@@ -27,7 +28,7 @@ class Turns:
         self, runtime: Runtime, client: Client, original: DataLoader[Any], *, queued: bool, local: bool
     ) -> None:
         self._runtime, self._client, self._local = runtime, client, local
-        self._batch, self._step = original.batch_size or 1, 0
+        self._batch, self._passes = original.batch_size or 1, 0
         self.deal = Deal(client) if queued else None
         self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
         self._before: int | None = None  # batches of the pass, in an earlier run
@@ -45,7 +46,7 @@ class Turns:
         """A training loop begins; bounds on staleness hold within it."""
         self._client.passes += 1
         self._client.turn.epoch = self._client.passes
-        self._step = self._runtime.step
+        self._passes = passes()
         self._before, self._taken, self._pace = None, 0, 0.0
         strategies = self._runtime.strategies
         if self.deal is not None:
@@ -153,7 +154,7 @@ class Turns:
             self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(open_ones)])
             client.turn.batches = [each for each in client.turn.batches if each[0] != self.deal.number]
             self._given = []
-        if was_left and self._runtime.step == self._step:
+        if was_left and passes() == self._passes:
             client.passes -= 1  # a glance at the data
             return
         client.tell(Kind.LEAVE, {"epoch": client.turn.epoch, "tables": client.paced})
