@@ -62,7 +62,7 @@ class FirstStep:
 def _iterates() -> bool:
     """Whether somebody iterates over a DataLoader of torch in which all ranks may have the same samples."""
     for each in gc.get_objects():
-        if isinstance(each, _BaseDataLoaderIter) and not isinstance(each._dataset, IterableDataset):
+        if issubclass(type(each), _BaseDataLoaderIter) and not isinstance(each._dataset, IterableDataset):
             sampler = getattr(each._index_sampler, "sampler", each._index_sampler)
             if not isinstance(sampler, DistributedSampler):
                 return True
