@@ -285,7 +285,10 @@ def test_two_jobs_without_locks_do_not_overwrite_each_other(tmp_path: Path, monk
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     one, two = Store(tmp_path), Store(tmp_path)
     folders = [one.begin(7, "aa"), two.begin(7, "bb")]
-    paths = [each.commit(folder, {}, {}, keep=5) for each, folder in zip((one, two), folders, strict=True)]
+    empty = {"size": 1, "step": 7, "batches": 7, "samples": 7, "steps": [], "warmups": [], "strategies": []}
+    empty |= {"objects": {}, "loaders": {}, "aliases": {}}
+    manifest = {name: json.dumps(value) for name, value in empty.items()}
+    paths = [each.commit(folder, manifest, {}, keep=5) for each, folder in zip((one, two), folders, strict=True)]
     assert [path.name for path in paths] == ["000001-step-7", "000002-step-7"]
     assert [store.inspect(path) for path in paths] == ["", ""]
 

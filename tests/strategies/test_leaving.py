@@ -288,3 +288,15 @@ def left_apart(strategy: str) -> torch.Tensor:
 def test_workers_may_break_in_different_epochs(pool: Pool, strategy: str) -> None:
     found = pool.run(2, left_apart, strategy, servers=1, strategy=strategy)
     assert torch.equal(found[0], found[1])
+
+
+def epochs_alone() -> int:
+    model, optimizer, loader = make("mirrored")
+    for _ in range(3):
+        by_break(model, optimizer, loader)
+    return int(loader.epoch)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loop_that_was_left_is_an_epoch(pool: Pool, workers: int) -> None:
+    assert pool.run(workers, epochs_alone) == [3] * workers

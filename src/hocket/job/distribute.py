@@ -115,8 +115,6 @@ def _train_together(
 ) -> None:
     config = runtime.config
     choice = _choose(config.strategy or strategy, reduction)
-    if config.size > 1:
-        refuse_inside(model)
     told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)
     step, former = runtime.step, _make_room(runtime, model, optimizers) if model in runtime.models else []
     if not runtime.models:
@@ -216,6 +214,8 @@ def _check_given(model: Any, optimizer: Any) -> None:
                 f"distribute(model, optimizer, loader): the {name} is a {type(value).__name__}, not {right}; give them "
                 "in this order, or by name"
             )
+    if model is not None and current().config.size > 1:
+        refuse_inside(model)
     if model is None or not optimizers:
         return
     own = {id(parameter) for parameter in model.parameters()}

@@ -20,14 +20,14 @@ class Tally:
     that goes back to the queue, is no training. Several may be given before that (``zip``, losses that are added up).
 
     Args:
-        progress: A number that goes up when the worker trains.
+        progress: A number that goes up when the worker trains, also where it is alone.
 
     Attributes:
         before: Samples of all workers in the run that this one goes on from.
     """
 
     def __init__(self, progress: Callable[[], int]) -> None:
-        self._progress, self._mark = progress, 0
+        self.progress, self._mark = progress, 0
         self._own = self.before = 0
         self._given: dict[int, int] = {}  # by loader, since the worker has trained last
         self._closed: set[int] = set()  # loops of these that are over
@@ -35,17 +35,17 @@ class Tally:
     @property
     def own(self) -> int:
         """So far, of this worker."""
-        return self._own + (sum(self._given.values()) if self._progress() > self._mark else 0)
+        return self._own + (sum(self._given.values()) if self.progress() > self._mark else 0)
 
     def give(self, loader: object, samples: int) -> None:
         """A training loop gets a batch, of which this worker has so many samples."""
         self._own = self.own
-        if self._progress() > self._mark:
+        if self.progress() > self._mark:
             self.drop()
         self._given = {key: given for key, given in self._given.items() if key not in self._closed}
         self._closed.clear()
         self._given[id(loader)] = self._given.get(id(loader), 0) + samples
-        self._mark = self._progress()
+        self._mark = self.progress()
 
     def close(self, loader: object) -> None:
         """A training loop is over; its last batch may be at work still."""

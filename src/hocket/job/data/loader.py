@@ -25,7 +25,6 @@ from hocket.job.loop import Batch, Loop
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.runtime import Runtime
 from hocket.server.deal import Deal
-from hocket.strategies.collector import passes
 
 Item = tuple[Any, Counts]
 
@@ -92,7 +91,7 @@ class Loader:
         if self._resumed is not None:
             now, self._resumed = Pass.resume(self._resumed, self._ranks), None
             self._inner._iterator = None  # processes that persist would go on with what they have
-        now.passes = passes()
+        now.passes = self._runtime.tally.progress()
         self.epoch = now.plan.epoch
         if self._turns is not None:
             self._turns.begin_pass(now.plan)
@@ -144,7 +143,7 @@ class Loader:
     def _take_back_a_glance(self) -> None:
         """A loop that was left without any step, to look at a batch, was no pass over the data."""
         glance = self._latest
-        if glance is None or not glance.was_left or passes() > glance.passes:
+        if glance is None or not glance.was_left or self._runtime.tally.progress() > glance.passes:
             return
         self._latest = None
         self.epoch -= 1
@@ -298,7 +297,7 @@ class Loader:
         """A training loop was left before its end."""
         runtime, turns = self._runtime, self._turns
         later: Callable[[], None] | None = None
-        has_trained = bool(now.batches) and passes() > now.passes
+        has_trained = bool(now.batches) and runtime.tally.progress() > now.passes
         if isinstance(turns, RoundTurns) and has_trained:
             later = turns.leave
         elif isinstance(turns, RoundTurns):

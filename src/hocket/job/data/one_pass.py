@@ -22,7 +22,7 @@ class Pass:
         self.plan = Plan(epoch)
         self.batches, self.samples, self.taken = self._origin = 0, 0, 0
         self.is_divided = False
-        self.passes = 0  # backward, when it began
+        self.passes = 0  # how much had been trained when it began
         self.was_left = False  # before its end
         self.loop: Loop | None = None  # of the script, in training
         self.origin: dict[str, Any] | None = None  # where it was resumed, and the random numbers then
