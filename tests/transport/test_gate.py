@@ -62,15 +62,16 @@ def test_a_disagreement_is_told_to_all(pool: Pool) -> None:
 
 def wait_for_the_slow() -> None:
     if hocket.rank() == 1:
-        time.sleep(3)
+        time.sleep(4)
     gate().meet(1, 0, "the exchange of step 3")
 
 
 def test_a_rank_that_does_not_come_in_time_is_named(pool: Pool) -> None:
-    outcomes = pool.outcomes(3, wait_for_the_slow, timeout=1.0)
+    pool.run(3, os.getpid)  # to join takes time, too
+    outcomes = pool.outcomes(3, wait_for_the_slow, timeout=2.0)
     for rank in (0, 2):
         assert outcomes[rank].kind == "DeadlineExceeded"
-        assert "ranks 0, 2 waited 1 s in the exchange of step 3 for rank 1" in outcomes[rank].message
+        assert "ranks 0, 2 waited 2 s in the exchange of step 3 for rank 1" in outcomes[rank].message
         assert "--timeout" in outcomes[rank].message
 
 

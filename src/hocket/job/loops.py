@@ -285,9 +285,9 @@ class Loops:
         if not loops:
             strategy.end_batch(1, stepped=True)  # without a loop, steps stand for batches
             return
-        for loop in loops:
-            if loop.at_work is None:
-                self._start(loop, loop.given[0])
+        if all(loop.at_work is None for loop in loops):
+            self._start(loops[0], loops[0].given[0])
+        loops = [loop for loop in loops if loop.at_work is not None]  # a thread may have begun the next one
         batch = loops[0].at_work
         assert batch is not None
         loops[0].has_trained = True

@@ -240,16 +240,16 @@ class Loader:
             now.random = runtime.restore_random()  # whatever was drawn since the resumption
         items = now.watched(items, training=training)
         if loop is not None:
-            loop.between = self._end_step
-            loop.pause = self._turns.pause if isinstance(self._turns, Turns) else None
-            self._check_thread(loop)
-            now.loop = loop
+            self._prepare(now, loop)
+        ahead = loop is not None and loop.in_thread  # by one batch, so that the last one is known as such
+        following = next(items, None) if ahead else None
         try:
             while True:
-                if loop is not None and not loop.in_thread:
+                if loop is not None and not ahead:
                     runtime.loops.ask(loop)
                     self._end_step()
-                if (item := next(items, None)) is None:
+                item, following = (following, next(items, None)) if ahead else (next(items, None), None)
+                if item is None:
                     break
                 batch, counts = item
                 everywhere = counts.everywhere or counts.here
@@ -257,10 +257,12 @@ class Loader:
                 if counts.here == 0 and (loop is None or (self._turns is not None and not self._is_in_step)):
                     continue  # a repeated one, with which nobody needs to be kept in step
                 if loop is not None:
-                    start = functools.partial(self._begin_step, now, counts, everywhere, [])
-                    runtime.loops.give(loop, Batch(batch, counts.here, now.place, start))
+                    begin = functools.partial(self._begin_step, now, counts, everywhere, [])
+                    runtime.loops.give(loop, Batch(batch, counts.here, now.place, begin))
+                    if ahead and following is None:  # before the script can have trained on the last one
+                        runtime.loops.end(loop, functools.partial(self._finish, now, loop))
                 yield batch
-            if loop is not None:
+            if loop is not None and not (ahead and now.batches):
                 runtime.loops.end(loop, functools.partial(self._finish, now, loop))
         except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader)); or something has raised
             now.was_left = True
@@ -271,15 +273,14 @@ class Loader:
             if self._pass is now and (loop is None or loop.after is None):
                 self._pass = None
 
-    def _check_thread(self, loop: Loop) -> None:
-        """In a thread nothing can be collective, so that what must be in every batch cannot be done there."""
-        alone = self._runtime.config.size == 1 and self._runtime.client is None
-        levels = self._turns is None and (self.local or self._stream is not None)
-        if loop.in_thread and not alone and (levels or self._turns is not None):
-            what = "ranks tell each other in every batch how much data they have" if levels else "batches are dealt out"
+    def _prepare(self, now: Pass, loop: Loop) -> None:
+        """A training loop begins; not in a thread, if ranks agree on something in every batch."""
+        now.loop, loop.between, loop.pause = loop, self._end_step, getattr(self._turns, "pause", None)
+        agrees = self._turns is not None or (self._runtime.config.size > 1 and (self.local or self._stream is not None))
+        if loop.in_thread and agrees:
             raise UsageError(
-                "a loader was iterated in a thread of the script, where nothing can be agreed on with other ranks, and "
-                f"{what}: iterate it in the main thread, and let DataLoader(num_workers=…) read ahead"
+                "a loader was iterated in a thread of the script, where ranks cannot agree on batches, as this data or "
+                "strategy needs: iterate it in the main thread, and let DataLoader(num_workers=…) read ahead"
             )
 
     def _finish(self, now: Pass, loop: Loop) -> None:
