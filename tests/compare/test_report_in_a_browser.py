@@ -32,16 +32,26 @@ return found;
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page.write(COMPARISON, tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Browser]:
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
     with Browser() as started:
         KEPT.add(started.pid)
-        started.open(page.write(COMPARISON, tmp_path_factory.mktemp("report")))
         yield started
     KEPT.remove(started.pid)
     assert not started.processes()
+
+
+@pytest.fixture
+def browser(started: Browser, report: Path) -> Browser:
+    started.open(report)  # a test before may have shown another one
+    return started
 
 
 @pytest.fixture
