@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-bare lint types bench clean
+.PHONY: demo test test-all test-bare lint types docs bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,10 @@ lint: $(VENV)/ready
 
 types: $(VENV)/ready
 	$(BIN)/mypy
+
+# The site, into site/. A link or an anchor that leads nowhere is an error; with --quiet, --strict would not see them.
+docs: $(VENV)/ready
+	$(BIN)/python -m mkdocs build --strict --clean
 
 bench: $(VENV)/ready
 	$(BIN)/hocket bench allreduce

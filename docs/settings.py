@@ -11,22 +11,25 @@ PAGE = Path(__file__).parent / "settings.md"
 
 GIVEN = [
     ("RANK, LOCAL_RANK", "The number of this worker in the job, and on its host."),
-    ("WORLD_SIZE, LOCAL_WORLD_SIZE", "How many workers the job has, and this host."),
+    ("WORLD_SIZE, LOCAL_WORLD_SIZE", "How many workers the job has, and how many this host has."),
     ("GROUP_RANK, GROUP_WORLD_SIZE", "The number of this worker's host, and how many hosts the job has."),
     (
         "MASTER_ADDR, MASTER_PORT",
-        "Where a script that calls `torch.distributed.init_process_group` finds its store; with servers, server 0.",
+        "Where a script that calls `torch.distributed.init_process_group` finds its store: the host of rank 0, and a "
+        "port that is free there.",
     ),
-    ("HOCKET_SERVER", "For servers alone, who have no rank: the number of this one."),
-    ("OMP_NUM_THREADS", "Threads of a worker: the cores divided by the workers, unless you have set it."),
+    ("HOCKET_SERVER", "The number of this server, from 0. Servers have no RANK."),
+    ("HOCKET_COORDINATOR", "1 for the job's coordinator, which has no RANK."),
+    ("HOCKET_COORDINATOR_PORT", "The port of the coordinator on the host of rank 0."),
+    ("OMP_NUM_THREADS", "Threads of each worker: the cores of its host divided by the workers, unless you set it."),
     ("PYTHONUNBUFFERED", "1, so that lines appear when they are printed."),
     ("HOCKET_RENDEZVOUS", "The abstract socket on which rank 0 hands out shared memory."),
     ("HOCKET_JOB", "A mark that every process of the job inherits, by which leftovers are found."),
-    ("HOCKET_LAUNCHER", "The process that has started this one: its id, and when it began, in ticks of the kernel."),
+    ("HOCKET_LAUNCHER", "The process that has started this one: its id, and its start time in ticks of the kernel."),
     ("HOCKET_EVENTS", "The pipe through which the launcher hears how far a worker is."),
     ("HOCKET_LEDGER", "The pipe through which the launcher's guardian hears of temporary folders."),
     ("HOCKET_SECRET_FD", "The pipe from which a worker reads the job's secret of 32 bytes."),
-    ("HOCKET_HOST_NAME", "With `-H`: this host as it was written there."),
+    ("HOCKET_HOST_NAME", "With `-H`: the name of this host, as the command has it."),
     ("HOCKET_ADDRESS", "With `-H`: the address of this host at which all others reach it."),
     ("GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME", "With `-H`: the interface of that address, unless you have set it."),
 ]

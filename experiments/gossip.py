@@ -17,8 +17,9 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 import replicas
-from hocket.comm.graphs import TOPOLOGIES, Graph
+from hocket.comm.graphs import Graph
 from hocket.comm.spectrum import gap
+from hocket.specs.local_steps import TOPOLOGIES
 from learners import Options, read_options, save
 
 WORKERS = (4, 16)

@@ -25,11 +25,11 @@ LABELS = {"hogwild": "without locks", "locked": "with a lock"}
 
 
 def measure(per_sample: int, samples: int, rounds: int, seed: int) -> dict[str, Any]:
-    """What ``hocket.bench.hogwild`` finds, in a job of its own."""
+    """What ``hocket bench hogwild`` measures, in a job of its own."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         arguments = [str(each) for each in (file, rounds, samples, per_sample, seed)]
-        job = Job(("-m", "hocket.bench.hogwild", *arguments), WORKERS, {"servers": "1"})
+        job = Job(("-m", "hocket.lab.bench.bench_worker", "hogwild", *arguments), WORKERS, {"strategy": "hogwild"})
         if status := supervisor.run(job, None, summary=False):
             sys.exit(status)
         row: dict[str, Any] = json.loads(file.read_text())[0]

@@ -19,17 +19,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hocket import specs
+from hocket.capture.members import Members
+from hocket.comm.alone import AloneCommunicator
+from hocket.coordinator.deal import Deal
 from hocket.server.client import Client
-from hocket.server.deal import Deal
-from hocket.server.direct import Speed, connect, serve
-from hocket.server.service import Service
+from hocket.server.direct import SimulatedService, connect, serve
 from hocket.server.terms import Kind
-from hocket.strategies import choices
-from hocket.strategies.choices import Downpour, Served
-from hocket.strategies.downpour import DownpourTraining
-from hocket.strategies.members import Members
-from hocket.strategies.served import ServedTraining, scale_of, terms_of
-from hocket.transport.simulated import Simulation
+from hocket.specs import Served
+from hocket.strategies.base import Context, Why
+from hocket.strategies.building import build
+from hocket.strategies.served import ServedTraining
+from hocket.transport.simulated import Simulation, Speed
 
 BATCH = 4  # of one learner
 NETWORK = Speed(latency=50e-6, bandwidth=1.25e9)  # 10 Gbit/s Ethernet, about
@@ -116,11 +117,11 @@ def train(setting: Setting) -> Outcome:
     """Simulate it; the same every time."""
     torch.set_num_threads(1)
     simulation = Simulation()
-    services = serve(simulation, 1, setting.learners, timeout=1e5)
-    training = _Training(setting, simulation, services[0])
+    served = serve(simulation, 1, setting.learners, timeout=1e5)
+    training = _Training(setting, simulation, served)
     simulation.run([partial(training.learn, rank) for rank in range(setting.learners)])
     outcome = training.finish()
-    del training, services
+    del training, served
     gc.collect()  # models and their hooks hold each other, and shared memory
     return outcome
 
@@ -155,8 +156,9 @@ def read_options(description: str | None) -> Options:
 class _Training:
     """What the learners of one simulated job have in common."""
 
-    def __init__(self, setting: Setting, simulation: Simulation, service: Service) -> None:
-        self._setting, self._simulation, self._service = setting, simulation, service
+    def __init__(self, setting: Setting, simulation: Simulation, served: SimulatedService) -> None:
+        self._setting, self._simulation, self._served = setting, simulation, served
+        self._service = served.servers[0]
         self._x, self._y, self._test_x, self._test_y = load_digits()
         self._batches = -(-len(self._x) // setting.batch)
         self._times = json.loads((HERE / "step_times.json").read_text())["seconds"]
@@ -168,7 +170,8 @@ class _Training:
     def learn(self, rank: int) -> None:
         """What one learner does, as in a real job with servers."""
         setting, simulation = self._setting, self._simulation
-        client = connect(simulation, [self._service], rank, setting.learners, NETWORK)
+        client = connect(simulation, self._served, rank, setting.learners, NETWORK)
+        # The coordinator, which deals out batches, is as far away as the server.
         model = make_model(setting.seed)
         optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate)
         strategy = _build(client, model, optimizer, setting)
@@ -196,22 +199,23 @@ class _Training:
     ) -> None:
         setting, given = self._setting, []
 
-        def settle() -> None:
-            strategy.flush()
+        def settle(why: Why) -> None:
+            strategy.settle(why)
             deal.finish(given)
             given.clear()
 
         def take() -> int | None:
             """The next batch, also one that comes back when all seem to be dealt."""
             number = deal.take(client.turn.epoch, self._batches)
-            if number is None:
-                settle()
-            return deal.take(client.turn.epoch, self._batches) if number is None and deal.wait() else number
+            if number is not None:
+                return number
+            settle(Why.IDLE)
+            return deal.take(client.turn.epoch, self._batches) if client.await_batch(deal) else None
 
         while not self._is_over and (number := take()) is not None:
             rows = order[number * setting.batch : (number + 1) * setting.batch]
             client.turn.weight = float(len(rows))
-            client.turn.batches.append((deal.number, number))
+            client.turn.batches.append((deal.number, deal.epoch, number))
             given.append(number)
             self._simulation.sleep(draw())
             functional.cross_entropy(model(self._x[rows]), self._y[rows]).backward()
@@ -221,10 +225,10 @@ class _Training:
                 deal.finish(given)
                 given.clear()
             self._count()
-        settle()
+        settle(Why.LAST_BATCH)
         deal.give_back([])  # tells what is finished, also if this was left because it is enough
         client.tell(Kind.LEAVE, {"epoch": client.turn.epoch, "tables": client.paced})
-        strategy.refresh()
+        strategy.settle(Why.REFRESH)
 
     def _count(self) -> None:
         """A batch is done."""
@@ -264,13 +268,12 @@ class _Training:
 
 
 def _build(client: Client, model: nn.Module, optimizer: torch.optim.Optimizer, setting: Setting) -> ServedTraining:
-    choice = choices.parse(setting.strategy)
+    choice = specs.parse(setting.strategy)
     assert isinstance(choice, Served)
-    members, terms = Members(model, optimizer), terms_of(choice)
-    if isinstance(choice, Downpour):
-        return DownpourTraining(client, model, optimizer, members, choice, terms, "ignore")
-    scale = scale_of(choice, setting.learners)
-    return ServedTraining(client, model, optimizer, members, choice, terms, scale, "ignore")
+    context = Context(model, optimizer, Members(model, optimizer), AloneCommunicator(), client, on_nan="ignore")
+    strategy = build(context, choice)
+    assert isinstance(strategy, ServedTraining)
+    return strategy
 
 
 def save(name: str, found: dict[str, Any], folder: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 import hocket
-from hocket.job.runtime import current
+from hocket.job.worker import current
+from hocket.strategies.base import Why
 
 WORKERS, VICTIM, REPEATS = 4, 1, 3
 STRATEGIES = ("gossip", "gossip(topology='exponential', push_sum=True)", "gossip(topology='pairs', asynchronous=True)")
@@ -28,7 +29,7 @@ def work(folder: str, seconds: float) -> float:
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     model, optimizer = hocket.distribute(model, optimizer)
-    strategy: Any = current().strategies[0]
+    strategy: Any = current().training.strategies[0]
     killed, rewired, begin = Path(folder) / "killed", None, time.monotonic()
     while time.monotonic() - begin < seconds or rewired is None:
         model(torch.randn(32, 64)).square().mean().backward()
@@ -40,7 +41,7 @@ def work(folder: str, seconds: float) -> float:
             os.kill(os.getpid(), signal.SIGKILL)
         if rewired is None and VICTIM not in strategy._peers.live:
             rewired = time.monotonic() - float(killed.read_text())
-    strategy.settle()  # as the end of a loop over a loader does: who is still in a round does not wait for the others
+    strategy.settle(Why.END)  # as for a loop over a loader: who is still in a round does not wait for the others
     return float(hocket.maximum(rewired))
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 CONTEXT, WIDTH, BATCH, HELD_OUT = 32, 64, 8, 2000
 
@@ -65,8 +65,8 @@ def evaluate(model: nn.Module, rows: torch.Tensor) -> float:
 
 def train(asked: dict[str, Any]) -> dict[str, Any]:
     """One training; every rank must call it."""
-    runtime = current()
-    for before in (runtime.strategies, runtime.models, runtime.counters):
+    training = current().training
+    for before in (training.strategies, training.models, training.counts.counters):
         before.clear()  # trainings of one job, one after the other
     data, rows = read(asked["steps"] * BATCH * hocket.size())
     torch.manual_seed(asked["seed"])
@@ -79,7 +79,7 @@ def train(asked: dict[str, Any]) -> dict[str, Any]:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    return {"loss": evaluate(model, rows), "sent": sum(strategy.sent for strategy in runtime.strategies)}
+    return {"loss": evaluate(model, rows), "sent": sum(strategy.sent for strategy in training.strategies)}
 
 
 def main() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pool import Pool
+from pool import Pool, needs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.job.function import parcel
-from hocket.strategies.choices import TABLE
+from hocket.job.function import function_worker
+from hocket.specs.registry import BUILT_IN
 
 SERVED = {"ps(staleness=1)", "bsp", "ssp(staleness=1)", "asynchronous", "softsync", "downpour", "gossip", "hogwild"}
 ALONE = {
@@ -56,21 +56,20 @@ def main() -> None:
     if found:
         sys.exit(f"this environment is not bare, it has {', '.join(found)}: run `make test-bare`")
     known = {text.partition("(")[0] for text in SERVED | ALONE}
-    assert known == set(TABLE), f"say here how to run {', '.join(known ^ set(TABLE))}"
+    assert known == set(BUILT_IN), f"say here how to run {', '.join(known ^ set(BUILT_IN))}"
     pool = Pool()
     try:
         with tempfile.TemporaryDirectory() as folder:
             for number, strategy in enumerate(sorted(SERVED | ALONE)):
-                servers = int(strategy in SERVED)
                 place = Path(folder) / str(number)
                 settings: dict[str, Any] = {"checkpoint": str(place / "kept"), "checkpoint_every": 3}
                 if strategy in SERVED - {"hogwild"}:
                     settings["transport"] = "gloo"  # bytes of tensors go through sockets
-                first, second = pool.run(2, train, strategy, str(place), servers=servers, **settings)
+                first, second = pool.run(2, train, strategy, str(place), **needs(strategy), **settings)
                 assert first == second, (strategy, first, second)
                 print(f"{strategy}: {first:.6f}", flush=True)
-            parcel.write(Path(folder), "sent", [1], {"a": torch.ones(2, 3).t(), "b": torch.tensor(1.5)})
-            content, tensors = parcel.read(Path(folder), "sent")
+            function_worker.write_parcel(Path(folder), "sent", [1], {"a": torch.ones(2, 3).t(), "b": torch.tensor(1.5)})
+            content, tensors = function_worker.read_parcel(Path(folder), "sent")
             assert content == [1] and tensors["a"].shape == (3, 2) and tensors["b"] == 1.5
     finally:
         pool.close()

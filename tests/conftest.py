@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from pool import Pool
 
-from hocket.rig import Rig, needs
-from hocket.rig.rig import down
+from hocket.lab.rig import Rig, rig_needs
+from hocket.lab.rig.rig import down
 
 SESSION = secrets.token_hex(8)
 os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a test starts
@@ -228,7 +228,7 @@ class Rigs:
 @pytest.fixture
 def rig() -> Iterator[Rigs]:
     """Call it for a rig: ``rig(2, "100mbit")``, with the arguments of ``Rig.up``; it is removed after the test."""
-    reason = needs.missing()
+    reason = rig_needs.missing()
     if reason is not None:
         pytest.skip(reason)
     rigs = Rigs()

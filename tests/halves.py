@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-JOBS = ["launch", "observe", "rig", "test_docs.py", "test_experiments.py"]  # start jobs; most others share the pool
+# Tests that start jobs; most others share the pool.
+JOBS = ["launch", "observe", "rig", "lab/doctor", "lab/rig", "lab/test_bench.py", "test_docs.py", "test_experiments.py"]
 
 
 class Half:
@@ -58,7 +59,7 @@ class Half:
             yield from function
 
     def _starts_jobs(self, item: pytest.Item) -> bool:
-        return item.path.relative_to(TESTS).parts[0] in JOBS
+        return any(item.path.is_relative_to(TESTS / name) for name in JOBS)
 
 
 def _function(item: pytest.Item) -> str:

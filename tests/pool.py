@@ -1,6 +1,6 @@
 """Worker processes that tests share: importing torch takes 1.5 s, so they are started once.
 
-A test runs a function of its module on the first P of them, each time as a new group with a new runtime.
+A test runs a function of its module on the first P of them, each time as a new group with a new worker.
 """
 
 import dataclasses
@@ -18,6 +18,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from hocket import specs
+from hocket.config import Config
+from hocket.coordinator.hosting import HostedCoordinator
 
 MOST = 5
 DEADLINE = 60.0
@@ -37,6 +41,12 @@ class Member:
     pipe: Connection
 
 
+def needs(strategy: str) -> dict[str, Any]:
+    """What ``Pool.run`` must be told for a strategy that the function itself names: one server, or the coordinator."""
+    spec = specs.parse(strategy)
+    return {"servers": int(spec.servers == "needed"), "coordinated": spec.meets_at_coordinator}
+
+
 class Pool:
     """Up to ``MOST`` processes, started when first needed."""
 
@@ -44,7 +54,8 @@ class Pool:
         self._context = multiprocessing.get_context("spawn")
         self._members: list[Member] = []
         self._servers: list[Member] = []
-        self.served: list[tuple[dict[str, Any], list[str]]] = []  # of the last run: each server's report, and its lines
+        self.served: list[dict[str, Any]] = []  # what the servers of the last run have reported
+        self.said: list[str] = []  # and what its coordinator has said
 
     def pids(self) -> list[int]:
         return [member.process.pid for member in self._members + self._servers]
@@ -68,25 +79,34 @@ class Pool:
         dead: int | None = None,
         hosts: Sequence[int] | None = None,
         servers: int = 0,
+        coordinated: bool = False,
         **settings: Any,
     ) -> list[Any]:
         """As ``run``, with a ``RemoteError`` in place of the result of a rank that raised.
 
         ``hosts`` has the number of workers on each of several hosts, which all are this machine; ``servers`` is the
-        number of parameter servers.
+        number of parameter servers. If ``coordinated``, workers meet at the coordinator, as with gossip and hogwild.
         """
         self._grow(size)
         name = f"hocket-{secrets.token_hex(8)}"
-        port = _free_port() if hosts is not None or servers else None
-        if servers:
-            settings |= {"servers": servers, "port": port}
-            self._start_servers(servers, {"size": size, "rendezvous": name, **settings})
+        strategy = settings.get("strategy")
+        coordinated = coordinated or (strategy is not None and specs.parse(strategy).meets_at_coordinator)
+        port = _free_port() if hosts is not None or servers or coordinated else None
+        coordinator, said = None, list[str]()
+        if servers or coordinated:
+            settings |= {"servers": servers, "coordinator_port": port}
+            fields = {"size": size, "rendezvous": name, **settings}
+            coordinator = HostedCoordinator(Config(**{"timeout": 20.0, **fields}), SECRET)
+            coordinator.service.say = said.append
+            self._start_servers(servers, fields)
         try:
-            return self._outcomes(size, function, args, dead, hosts, name, port, settings)
+            return self._outcomes(size, function, args, dead, hosts, name, port, settings, coordinated)
         finally:
             for member in self._servers[:servers]:
                 member.pipe.send(None)
-            self.served = [member.pipe.recv() for member in self._servers[:servers]]
+            self.served, self.said = [member.pipe.recv() for member in self._servers[:servers]], said
+            if coordinator is not None:
+                coordinator.close()
 
     def _start_servers(self, count: int, fields: dict[str, Any]) -> None:
         while len(self._servers) < count:
@@ -104,6 +124,7 @@ class Pool:
         name: str,
         port: int | None,
         settings: dict[str, Any],
+        coordinated: bool,
     ) -> list[Any]:
         for rank, member in enumerate(self._members[:size]):
             fields = {
@@ -125,7 +146,7 @@ class Pool:
                     "rendezvous": f"{name}-{group}",
                     "port": port,
                 }
-            member.pipe.send((function.__module__, function.__qualname__, args, fields))
+            member.pipe.send((function.__module__, function.__qualname__, args, fields, coordinated))
         results: list[Any] = []
         for rank, member in enumerate(self._members[:size]):
             if rank != dead and not member.pipe.poll(DEADLINE):  # children of the dead one may keep its pipe open
@@ -183,7 +204,6 @@ def _be_server(pipe: Connection, paths: list[str]) -> None:
     """A server process: one server after the other, until each is told to end."""
     import torch
 
-    from hocket.config import Config
     from hocket.server.front import Front
     from hocket.server.service import Service
 
@@ -195,12 +215,11 @@ def _be_server(pipe: Connection, paths: list[str]) -> None:
         except EOFError:
             return
         config = Config(**{"timeout": 20.0, **fields})
-        service, said = Service(config.server or 0, config.servers, config.size, config.timeout), []
-        service.say = said.append
+        service = Service(config.server or 0, config.size, config.timeout)
         front = Front(config, SECRET, service)
         pipe.recv()
         front.close()
-        pipe.send((dataclasses.asdict(service.report()), said))
+        pipe.send(dataclasses.asdict(service.report()))
 
 
 def _secret_pipe() -> int:
@@ -213,8 +232,7 @@ def _secret_pipe() -> int:
 def _serve(pipe: Connection, paths: list[str]) -> None:
     import torch
 
-    from hocket.config import Config
-    from hocket.job import rendezvous, runtime
+    from hocket.job import rendezvous, worker
     from hocket.transport.gate import STACK_SIGNAL
 
     multiprocessing.set_start_method("fork", force=True)  # for data loaders, as in a script
@@ -224,24 +242,26 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
     known = 0
     while True:
         try:
-            module, name, args, fields = pipe.recv()
+            module, name, args, fields, coordinated = pipe.recv()
         except EOFError:
             return
         try:
             config = Config(**{"timeout": 20.0, "launched": True, **fields})
-            if config.servers:
+            if config.servers or coordinated:
                 config = dataclasses.replace(config, secret_fd=_secret_pipe())
             torch.manual_seed(config.rank)
-            runtime._current = runtime.Runtime(config, rendezvous.join(config))
+            join = rendezvous.join_at_coordinator if coordinated else rendezvous.join
+            worker.become(worker.Worker(config, join(config)))
             result = getattr(importlib.import_module(module), name)(*args)
-            runtime._current.loops.catch_up("the end")  # as at the end of a script
+            worker.current().training.loops.catch_up("the end")  # as at the end of a script
             answer: tuple[str, Any] = ("result", result)
         except BaseException as error:
             answer = ("error", (type(error).__name__, str(error), traceback.format_exc()))
-        if runtime._current is not None:
-            runtime._current.communicator.leave(answer[0] == "error")
-            _forget(runtime._current.parameters.values())
-        runtime._current = None
+        if (ended := worker.find()) is not None:
+            ended.communicator.leave(answer[0] == "error")
+            _forget(ended.training.parameters.values())
+        worker.become(None)
+        ended = None
         pipe.send(answer)
         del answer
         result = None

@@ -6,31 +6,32 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent / "src" / "hocket"
-LAYERS = ["transport", "comm", "updates", "server", "strategies", "job", "launch"]  # each may import those before it
-COMMON = {"errors": set(), "config": {"errors"}, "events": {"errors", "config"}, "spans": {"events"}}
+# Each may import those before it.
+LAYERS = ["transport", "comm", "updates", "coordinator", "server", "capture", "strategies", "job", "launch"]
+COMMON = {  # for everyone, and what of each other they may import
+    "errors": set(),
+    "config": {"errors"},
+    "events": {"errors", "config"},
+    "spans": {"events"},
+    "specs": {"errors"},
+}
 FOR_EVERYONE = {"__init__", *COMMON}
 CALLER = ROOT / "launch" / "function.py"
-BESIDE = {  # seen by launch alone, and what else they may import
-    "observe": {"rich", "tensorboard", "matplotlib"},
-    "rig": set(),
-    "compare": {"rich", "matplotlib"},
-}
-BENEATH = {"compare": {"observe"}}  # what of the others they may use
+OBSERVERS = {"rich", "tensorboard"}  # what observe may import beside the standard library
 NO_TORCH = [
     "hocket.launch",
     "hocket.launch.agent",
-    "hocket.launch.called",
+    "hocket.launch.__main__",
     "hocket.launch.cli",
-    "hocket.launch.doctor.here",
-    "hocket.launch.rig_cli",
+    "hocket.coordinator.__main__",
+    "hocket.lab.doctor.doctor_checks",
+    "hocket.lab.rig.rig_cli",
     "hocket.launch.supervisor",
     "hocket.observe.recorder",
     "hocket.observe.show",
-    "hocket.rig",
-    "hocket.strategies.choices",
+    "hocket.lab.rig",
+    "hocket.specs",
     "hocket.transport.interfaces",
     "hocket.transport.routes",
     "hocket.config",
@@ -65,50 +66,63 @@ def of_hocket(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_down(path: Path) -> None:
+def test_imports_go_down() -> None:
+    for path in modules():
+        check_imports(path)
+
+
+def check_imports(path: Path) -> None:
     here, there = package(path), of_hocket(path)
     if here in COMMON:
-        assert there - {here} <= COMMON[here]
+        assert there - {here} <= COMMON[here], path
     elif here in LAYERS:
         allowed = {*LAYERS[: LAYERS.index(here) + 1], *FOR_EVERYONE}
-        if here == "launch":  # it starts workers, and is none: of the other layers it knows the names of strategies
-            allowed = {"launch", "strategies", *BESIDE, *FOR_EVERYONE}
-            if path.name in ("answers.py", "preflight.py"):  # which of a host's addresses others reach is found out
+        if here == "launch":  # it starts workers, and is none
+            allowed = {"launch", "observe", *FOR_EVERYONE}
+            if path.name in (
+                "agent.py",
+                "channel.py",
+                "preflight.py",
+            ):  # messages, and addresses
                 allowed.add("transport")
-            if path.parent.name == "doctor":  # whether a host's memory and interfaces are fit for it is tried out
-                allowed.add("transport")
+            if path.name in ("cli.py", "agent.py"):  # the command has the tools' commands; an agent answers a doctor
+                allowed.add("lab")
             if path == CALLER:  # packs what workers of hocket.launch() need; nothing of the command line imports it
                 allowed.add("job")
-        assert there <= allowed, f"{here} must not import {there - allowed}"
-    elif here in BESIDE:
-        assert there <= {here, *FOR_EVERYONE, *BENEATH.get(here, ())}
+        assert there <= allowed, f"{path} must not import {there - allowed}"
+    elif here == "observe":
+        assert there <= {here, *FOR_EVERYONE}, path
         others = {name.split(".")[0] for name in imported(path)} - {"hocket", *sys.stdlib_module_names}
-        assert others <= BESIDE[here], f"{here} must not import {others - BESIDE[here]}"
+        assert others <= OBSERVERS, f"{path} must not import {others - OBSERVERS}"
+    else:
+        assert here in ("lab", "__main__", "__init__"), f"{here} has no place among the layers"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_only_the_transport_knows_how_bytes_move(path: Path) -> None:
-    if package(path) in ("transport", "bench"):
+def test_only_the_transport_knows_how_bytes_move() -> None:
+    for path in modules():
+        check_knowledge(path)
+
+
+def check_knowledge(path: Path) -> None:
+    if package(path) in ("transport",) or path.parent.name == "bench":
         return
     names = imported(path)
     assert not any(name.startswith(("torch.distributed", "mmap", "ctypes")) for name in names) or (
         path.name == "leftovers.py"  # asks the kernel to end workers with their launcher
         or path.name == "tensor_file.py"  # needs memory that begins at a page to write past the page cache
-    )
-    assert not any(name.startswith(("pickle", "cloudpickle", "marshal", "shelve")) for name in names)
+    ), path
+    assert not any(name.startswith(("pickle", "cloudpickle", "marshal", "shelve")) for name in names), path
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_modules_have_one_idea(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    assert ast.get_docstring(ast.parse(text)), "says what it is for"
+def test_modules_have_one_idea() -> None:
+    for path in modules():
+        text = path.read_text()
+        assert len(text.splitlines()) <= 400, path
+        assert ast.get_docstring(ast.parse(text)), f"{path} does not say what it is for"
 
 
-@pytest.mark.parametrize("name", NO_TORCH)
-def test_the_command_line_does_not_wait_for_torch(name: str) -> None:
-    code = f"import sys, {name}; assert 'torch' not in sys.modules"
+def test_the_command_line_does_not_wait_for_torch() -> None:
+    code = f"import sys, {', '.join(NO_TORCH)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.errors import HocketError as HocketError
-    from hocket.job.accumulation import accumulate as accumulate
+    from hocket.job.accumulate_share_weight import accumulate as accumulate
+    from hocket.job.accumulate_share_weight import share as share
+    from hocket.job.accumulate_share_weight import weight as weight
     from hocket.job.batchnorm import SyncBatchNorm as SyncBatchNorm
     from hocket.job.batchnorm import sync_batchnorm as sync_batchnorm
-    from hocket.job.checkpoint.resuming import load as load
-    from hocket.job.checkpoint.resuming import resume as resume
-    from hocket.job.checkpoint.resuming import save as save
+    from hocket.job.checkpoint.save_load_resume import load as load
+    from hocket.job.checkpoint.save_load_resume import resume as resume
+    from hocket.job.checkpoint.save_load_resume import save as save
     from hocket.job.collectives import allgather as allgather
     from hocket.job.collectives import allreduce as allreduce
     from hocket.job.collectives import barrier as barrier
@@ -29,80 +31,78 @@ if TYPE_CHECKING:
     from hocket.job.metrics import minimum as minimum
     from hocket.job.metrics import report as report
     from hocket.job.metrics import total as total
-    from hocket.job.metrics import weight as weight
-    from hocket.job.runtime import init as init
-    from hocket.job.runtime import local_rank as local_rank
-    from hocket.job.runtime import rank as rank
-    from hocket.job.runtime import settle as settle
-    from hocket.job.runtime import size as size
-    from hocket.job.shares import share as share
+    from hocket.job.worker import init as init
+    from hocket.job.worker import local_rank as local_rank
+    from hocket.job.worker import rank as rank
+    from hocket.job.worker import settle as settle
+    from hocket.job.worker import size as size
     from hocket.launch.function import launch as launch
-    from hocket.strategies.choices import BSP as BSP
-    from hocket.strategies.choices import DMB as DMB
-    from hocket.strategies.choices import EASGD as EASGD
-    from hocket.strategies.choices import PS as PS
-    from hocket.strategies.choices import SSP as SSP
-    from hocket.strategies.choices import Asynchronous as Asynchronous
-    from hocket.strategies.choices import Central as Central
-    from hocket.strategies.choices import Delayed as Delayed
-    from hocket.strategies.choices import DiLoCo as DiLoCo
-    from hocket.strategies.choices import Downpour as Downpour
-    from hocket.strategies.choices import FullBatch as FullBatch
-    from hocket.strategies.choices import Gossip as Gossip
-    from hocket.strategies.choices import Hogwild as Hogwild
-    from hocket.strategies.choices import LocalSGD as LocalSGD
-    from hocket.strategies.choices import Mirrored as Mirrored
-    from hocket.strategies.choices import Softsync as Softsync
-    from hocket.strategies.choices import Switch as Switch
+    from hocket.specs import BSP as BSP
+    from hocket.specs import DMB as DMB
+    from hocket.specs import EASGD as EASGD
+    from hocket.specs import PS as PS
+    from hocket.specs import SSP as SSP
+    from hocket.specs import Asynchronous as Asynchronous
+    from hocket.specs import Central as Central
+    from hocket.specs import Delayed as Delayed
+    from hocket.specs import DiLoCo as DiLoCo
+    from hocket.specs import Downpour as Downpour
+    from hocket.specs import FullBatch as FullBatch
+    from hocket.specs import Gossip as Gossip
+    from hocket.specs import Hogwild as Hogwild
+    from hocket.specs import LocalSGD as LocalSGD
+    from hocket.specs import Mirrored as Mirrored
+    from hocket.specs import Softsync as Softsync
+    from hocket.specs import Switch as Switch
 
 __version__ = "0.1.0"
 
 # Loaded when first used: the command line must not wait for torch.
 _HOMES = {
-    "PS": "hocket.strategies.choices",
-    "DMB": "hocket.strategies.choices",
-    "Delayed": "hocket.strategies.choices",
-    "EASGD": "hocket.strategies.choices",
-    "DiLoCo": "hocket.strategies.choices",
-    "FullBatch": "hocket.strategies.choices",
-    "Gossip": "hocket.strategies.choices",
-    "Hogwild": "hocket.strategies.choices",
-    "LocalSGD": "hocket.strategies.choices",
-    "BSP": "hocket.strategies.choices",
-    "SSP": "hocket.strategies.choices",
-    "Asynchronous": "hocket.strategies.choices",
-    "Softsync": "hocket.strategies.choices",
-    "Downpour": "hocket.strategies.choices",
-    "Central": "hocket.strategies.choices",
+    "PS": "hocket.specs",
+    "DMB": "hocket.specs",
+    "Delayed": "hocket.specs",
+    "EASGD": "hocket.specs",
+    "DiLoCo": "hocket.specs",
+    "FullBatch": "hocket.specs",
+    "Gossip": "hocket.specs",
+    "Hogwild": "hocket.specs",
+    "LocalSGD": "hocket.specs",
+    "BSP": "hocket.specs",
+    "SSP": "hocket.specs",
+    "Asynchronous": "hocket.specs",
+    "Softsync": "hocket.specs",
+    "Downpour": "hocket.specs",
+    "Central": "hocket.specs",
     "HocketError": "hocket.errors",
     "KeyValue": "hocket.job.key_value",
-    "Mirrored": "hocket.strategies.choices",
-    "Switch": "hocket.strategies.choices",
+    "Mirrored": "hocket.specs",
+    "Switch": "hocket.specs",
     "SyncBatchNorm": "hocket.job.batchnorm",
-    "accumulate": "hocket.job.accumulation",
+    "accumulate": "hocket.job.accumulate_share_weight",
     "allgather": "hocket.job.collectives",
     "allreduce": "hocket.job.collectives",
     "barrier": "hocket.job.collectives",
     "broadcast": "hocket.job.collectives",
     "distribute": "hocket.job.distribute",
-    "init": "hocket.job.runtime",
+    "init": "hocket.job.worker",
     "launch": "hocket.launch",
-    "load": "hocket.job.checkpoint.resuming",
-    "local_rank": "hocket.job.runtime",
+    "load": "hocket.job.checkpoint.save_load_resume",
+    "local_rank": "hocket.job.worker",
     "maximum": "hocket.job.metrics",
     "mean": "hocket.job.metrics",
     "minimum": "hocket.job.metrics",
-    "rank": "hocket.job.runtime",
+    "rank": "hocket.job.worker",
     "report": "hocket.job.metrics",
-    "resume": "hocket.job.checkpoint.resuming",
-    "save": "hocket.job.checkpoint.resuming",
+    "resume": "hocket.job.checkpoint.save_load_resume",
+    "save": "hocket.job.checkpoint.save_load_resume",
     "scale_lr": "hocket.job.learning_rate",
-    "settle": "hocket.job.runtime",
-    "share": "hocket.job.shares",
-    "size": "hocket.job.runtime",
+    "settle": "hocket.job.worker",
+    "share": "hocket.job.accumulate_share_weight",
+    "size": "hocket.job.worker",
     "sync_batchnorm": "hocket.job.batchnorm",
     "total": "hocket.job.metrics",
-    "weight": "hocket.job.metrics",
+    "weight": "hocket.job.accumulate_share_weight",
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605
 

@@ -1,15 +1,18 @@
 """What a process is told from outside; the only module that reads ``os.environ``.
 
-Every setting has one definition in ``SETTINGS``, from which the flags of ``hocket run`` and the environment
-variables follow. Precedence: flag, then environment, then the script, then the default.
+A field of ``Config`` that is made by ``_setting`` is the one statement of a setting: its flag of ``hocket run``, its
+environment variable, how a text is read, the default and the page of all settings follow from it. Precedence: flag,
+then environment, then the script, then the default.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hocket.errors import UsageError
 
@@ -19,84 +22,96 @@ class Setting:
     """One value that a user may set by flag or environment variable.
 
     Attributes:
-        name: The flag without its dashes.
-        default: What holds when nobody sets it.
-        choices: The values allowed; empty means any.
+        default: What holds when nobody sets it, as a text.
         help: What it does, in one sentence.
+        reads: Gives the value that a text means, or raises UsageError.
+        choices: The texts allowed; empty means any.
+        for_launcher: Whether workers are not told of it.
+        for_hosts: Whether it means something with several hosts only; it is for the launcher then.
+        name: The flag without its dashes.
     """
 
-    name: str
     default: str
-    choices: tuple[str, ...]
     help: str
+    reads: Callable[[Setting, str], Any]
+    choices: tuple[str, ...] = ()
+    for_launcher: bool = False
+    for_hosts: bool = False
+    name: str = ""
 
     @property
     def variable(self) -> str:
         return "HOCKET_" + self.name.replace("-", "_").upper()
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag stands alone, for on."""
+        return self.choices == ("off", "on")
 
-SETTINGS = {
-    setting.name: setting
-    for setting in (
-        Setting(
-            "strategy",
-            "mirrored",
-            (),
-            "How the workers train together: mirrored, central, delayed, dmb, full_batch, local_sgd, diloco, easgd, "
-            "gossip, hogwild, or with servers ps, bsp, ssp, asynchronous, softsync, downpour.",
-        ),
-        Setting("timeout", "1800", (), "Seconds to wait for a rank that is alive but does not arrive."),
-        Setting(
-            "on-nan",
-            "raise",
-            ("raise", "skip", "ignore"),
-            "A gradient that is not finite: end the job, skip the step on all ranks, or do not look.",
-        ),
-        Setting(
-            "transport",
-            "auto",
-            ("auto", "shared-memory", "gloo"),
-            "How bytes move between workers; auto is shared memory on x86-64 Linux, Gloo elsewhere.",
-        ),
-        Setting(
-            "checkpoint",
-            "",
-            (),
-            "The folder for checkpoints of a script that calls hocket.resume(); the same command continues from there.",
-        ),
-        Setting("checkpoint-every", "500", (), "Steps between two checkpoints."),
-        Setting("checkpoint-keep", "3", (), "How many checkpoints are kept."),
-        Setting(
-            "check-replicas",
-            "auto",
-            (),
-            "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never, "
-            "auto in the first steps, at checkpoints, at the end, and between for 0.5 % of the time.",
-        ),
-        Setting("servers", "0", (), "How many parameter servers, for the strategies that need them: ps, downpour …"),
-        Setting(
-            "tls",
-            "auto",
-            ("auto", "on", "off"),
-            "Encryption between workers and servers over TCP; auto is wherever a server can be reached from beyond its "
-            "host.",
-        ),
-        Setting("verbose", "off", ("off", "on"), "Say more: which parameters are on which server, for example."),
-        Setting(
-            "hide-torch-env",
-            "off",
-            ("off", "on"),
-            "Keep RANK, WORLD_SIZE and the like from the script, so that accelerate, the Trainer of Hugging Face or "
-            "Lightning see one process and wrap nothing; Hocket does the rest.",
-        ),
-        Setting("timeline", "", (), "A .json file for the timeline of the run, for Perfetto, Chrome, hocket trace."),
-        Setting("ssh", "ssh", (), "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'."),
-        Setting("python", "", (), "The interpreter on the other hosts, if it is not at the same path as here."),
-        Setting("interface", "", (), "The network interface for the job, or several (eth0,ens3); else it is found."),
-        Setting("seed", "", (), "Where hocket.init() starts all random numbers of a worker; else the script does."),
-        Setting("run-dir", "hocket-runs", (), "The folder for the records of runs, one folder each."),
-    )
-}
+    def read(self, text: str) -> Any:
+        """The value that ``text`` means; a UsageError names the flag and what it allows."""
+        return self.reads(self, text)
+
+
+def _text(_: Setting, text: str) -> str:
+    return text
+
+
+def _text_or_none(_: Setting, text: str) -> str | None:
+    return text or None
+
+
+def _folder(setting: Setting, text: str) -> str:
+    if not text:
+        raise UsageError(f"--{setting.name} '': must be the name of a folder")
+    return text
+
+
+def _choice(setting: Setting, text: str) -> str:
+    if text not in setting.choices:
+        raise UsageError(f"--{setting.name} {text}: the choices are {', '.join(setting.choices)}")
+    return text
+
+
+def _switch(setting: Setting, text: str) -> bool:
+    return _choice(setting, text) == "on"
+
+
+def _seconds(setting: Setting, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        example = f"--{setting.name} {setting.default}"
+        raise UsageError(f"--{setting.name} {text}: must be a positive number of seconds, for example {example}")
+    return value
+
+
+def _count(least: int, none: str | None = None) -> Callable[[Setting, str], int | None]:
+    """Reads whole numbers from ``least``, and ``none`` as None."""
+
+    def read(setting: Setting, text: str) -> int | None:
+        if text == none:
+            return None
+        if not text.isdecimal() or int(text) < least:
+            name = setting.name
+            raise UsageError(f"--{name} {text}: must be a whole number from {least}, for example --{name} 100")
+        return int(text)
+
+    return read
+
+
+_DEFAULT: Any = object()
+
+
+def _setting(
+    default: str, help: str, reads: Callable[[Setting, str], Any] = _text, *, unset: Any = _DEFAULT, **more: Any
+) -> Any:
+    """A field of ``Config`` that is a setting; ``unset`` is its value where nobody sets it, if not the default's."""
+    made = Setting(default, help, reads, **more)
+    value = made.read(default) if unset is _DEFAULT else unset
+    return dataclasses.field(default=value, metadata={"setting": made})
 
 
 @dataclass(frozen=True)
@@ -107,8 +122,8 @@ class Config:
     ``address`` and ``port`` are those of the job's store (MASTER_ADDR); ``host_name`` is this host as the user wrote
     it, ``host_address`` where the other hosts reach it, and ``secret_fd`` the pipe with the job's 32-byte secret;
     ``events`` and ``ledger`` are pipes to the launcher and to its guardian.
-    ``server`` is the number of a server, from 0; a process that has one is no worker. In a job with servers,
-    ``address`` and ``port`` are those of server 0.
+    ``server`` is the number of a server, from 0; a process that has one is no worker. The coordinator listens at
+    ``address``, too, on ``coordinator_port``.
     """
 
     launched: bool = False
@@ -118,38 +133,117 @@ class Config:
     local_size: int = 1
     address: str = "127.0.0.1"
     port: int | None = None
+    coordinator_port: int | None = None
     store_is_hosted: bool = False
     rendezvous: str | None = None
     restart: str = "0"
     events: int | None = None
     ledger: int | None = None
-    strategy: str | None = None
-    timeout: float = 1800.0
-    on_nan: str | None = None
-    transport: str = "auto"
-    checkpoint: str | None = None
-    checkpoint_every: int = 500
-    checkpoint_keep: int = 3
-    check_replicas: int | None = None
     job: str | None = None
     group: int | None = None
     host_name: str | None = None
     host_address: str | None = None
     secret_fd: int | None = None
-    interface: str | None = None
     server: int | None = None
-    servers: int = 0
-    tls: str = "auto"
-    verbose: bool = False
-    seed: int | None = None
-    timeline: bool = False
+
+    strategy: str | None = _setting(
+        "mirrored",
+        "How the workers train together: mirrored, central, delayed, dmb, full_batch, local_sgd, diloco, easgd, "
+        "gossip, hogwild, or with servers ps, bsp, ssp, asynchronous, softsync, downpour.",
+        unset=None,
+    )
+    timeout: float = _setting("1800", "Seconds to wait for a rank that is alive but does not arrive.", _seconds)
+    on_nan: str | None = _setting(
+        "raise",
+        "A gradient that is not finite: end the job, skip the step on all ranks, or do not look.",
+        _choice,
+        choices=("raise", "skip", "ignore"),
+        unset=None,
+    )
+    transport: str = _setting(
+        "auto",
+        "How bytes move between workers; auto is shared memory on x86-64 Linux, Gloo elsewhere.",
+        _choice,
+        choices=("auto", "shared-memory", "gloo"),
+    )
+    checkpoint: str | None = _setting(
+        "",
+        "The folder for checkpoints of a script that calls hocket.resume(); the same command continues from there.",
+        _folder,
+        unset=None,
+    )
+    checkpoint_every: int = _setting("500", "Steps between two checkpoints.", _count(1))
+    checkpoint_keep: int = _setting("3", "How many checkpoints are kept.", _count(1))
+    check_replicas: int | None = _setting(
+        "auto",
+        "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never, "
+        "auto in the first steps, at checkpoints, at the end, and between for 0.5 % of the time.",
+        _count(0, none="auto"),
+    )
+    servers: int = _setting(
+        "0", "How many parameter servers, for the strategies that need them: ps, downpour …", _count(0)
+    )
+    tls: str = _setting(
+        "auto",
+        "Encryption between workers and servers over TCP; auto is wherever a server can be reached from beyond its "
+        "host.",
+        _choice,
+        choices=("auto", "on", "off"),
+    )
+    timeline: str | None = _setting(
+        "", "A .json file for the timeline of the run, for Perfetto, Chrome, hocket trace.", _text_or_none
+    )
+    verbose: bool = _setting(
+        "off", "Say more: which parameters are on which server, for example.", _switch, choices=("off", "on")
+    )
+    hide_torch_env: bool = _setting(
+        "off",
+        "Keep RANK, WORLD_SIZE and the like from the script, so that accelerate, the Trainer of Hugging Face or "
+        "Lightning see one process and wrap nothing; Hocket does the rest.",
+        _switch,
+        choices=("off", "on"),
+    )
+    seed: int | None = _setting(
+        "", "Where hocket.init() starts all random numbers of a worker; else the script does.", _count(0, none="")
+    )
+    run_dir: str = _setting(
+        "hocket-runs", "The folder for the records of runs, one folder each.", _folder, for_launcher=True
+    )
+    ssh: str = _setting(
+        "ssh", "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'.", for_hosts=True
+    )
+    python: str | None = _setting(
+        "", "The interpreter on the other hosts, if it is not at the same path as here.", _text_or_none, for_hosts=True
+    )
+    interface: str | None = _setting(
+        "",
+        "The network interface for the job, or several (eth0,ens3); else it is found.",
+        _text_or_none,
+        for_hosts=True,
+    )
+
+
+_FIELDS = {field.name: field.metadata["setting"] for field in dataclasses.fields(Config) if field.metadata}
+SETTINGS: dict[str, Setting] = {
+    name.replace("_", "-"): dataclasses.replace(setting, name=name.replace("_", "-"))
+    for name, setting in _FIELDS.items()
+}
+"""All settings by name, in the order of the help."""
+
+FOR_HOSTS = tuple(setting.name for setting in SETTINGS.values() if setting.for_hosts)
+FOR_LAUNCHER = tuple(setting.name for setting in SETTINGS.values() if setting.for_launcher or setting.for_hosts)
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
     """Read the environment as ``hocket run`` or torchrun has set it; alone when nobody has."""
     env = _reveal(os.environ if environ is None else environ)
-    launched = ("RANK" in env or "HOCKET_SERVER" in env) and "WORLD_SIZE" in env
+    launched = ("RANK" in env or "HOCKET_SERVER" in env or "HOCKET_COORDINATOR" in env) and "WORLD_SIZE" in env
     size = _integer(env, "WORLD_SIZE", 1) if launched else 1
+    settings = {
+        name.replace("-", "_"): setting.read(env[setting.variable])
+        for name, setting in SETTINGS.items()
+        if env.get(setting.variable)
+    }
     return Config(
         launched=launched,
         rank=_integer(env, "RANK", 0) if launched else 0,
@@ -158,31 +252,19 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         local_size=_integer(env, "LOCAL_WORLD_SIZE", 0) if launched else 1,
         address=env.get("MASTER_ADDR", "127.0.0.1"),
         port=_integer(env, "MASTER_PORT", 0) or None,
+        coordinator_port=_integer(env, "HOCKET_COORDINATOR_PORT", 0) or None,
         store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         rendezvous=env.get("HOCKET_RENDEZVOUS") if launched else None,
         restart=env.get("TORCHELASTIC_RESTART_COUNT", "0"),
         events=_integer(env, "HOCKET_EVENTS", -1) if launched and "HOCKET_EVENTS" in env else None,
         ledger=_integer(env, "HOCKET_LEDGER", -1) if launched and "HOCKET_LEDGER" in env else None,
-        strategy=env.get("HOCKET_STRATEGY") or None,
-        timeout=seconds(env.get("HOCKET_TIMEOUT") or SETTINGS["timeout"].default),
-        on_nan=choice("on-nan", env["HOCKET_ON_NAN"]) if env.get("HOCKET_ON_NAN") else None,
-        transport=choice("transport", env.get("HOCKET_TRANSPORT") or "auto"),
-        checkpoint=env.get("HOCKET_CHECKPOINT") or None,
-        checkpoint_every=_counted(env, "checkpoint-every"),
-        checkpoint_keep=_counted(env, "checkpoint-keep"),
-        check_replicas=_replicas(env.get("HOCKET_CHECK_REPLICAS") or "auto"),
         job=env.get("HOCKET_JOB"),
         group=_integer(env, "GROUP_RANK", 0) if launched and "GROUP_RANK" in env else None,
         host_name=env.get("HOCKET_HOST_NAME") if launched else None,
         host_address=env.get("HOCKET_ADDRESS") if launched else None,
-        interface=env.get("HOCKET_INTERFACE") or None,
         secret_fd=_integer(env, "HOCKET_SECRET_FD", -1) if launched and "HOCKET_SECRET_FD" in env else None,
         server=_integer(env, "HOCKET_SERVER", 0) if launched and "HOCKET_SERVER" in env else None,
-        servers=_counted(env, "servers"),
-        tls=choice("tls", env.get("HOCKET_TLS") or "auto"),
-        verbose=choice("verbose", env.get("HOCKET_VERBOSE") or "off") == "on",
-        seed=count("seed", env["HOCKET_SEED"]) if env.get("HOCKET_SEED") else None,
-        timeline=bool(env.get("HOCKET_TIMELINE")),
+        **settings,
     )
 
 
@@ -216,14 +298,9 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-FOR_HOSTS = ("ssh", "python", "interface")
-"""Settings that mean something with several hosts only."""
-
-LAUNCHERS_OWN = (*FOR_HOSTS, "run-dir")
-"""Settings that concern the launcher alone."""
-
 _EXPORTED = ("HOCKET_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
 _OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_LAUNCHER", "HOCKET_EVENTS", "HOCKET_LEDGER", "HOCKET_SERVER",
+             "HOCKET_COORDINATOR", "HOCKET_COORDINATOR_PORT",
              "HOCKET_SECRET_FD", "HOCKET_HOST_NAME", "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
 
 
@@ -233,7 +310,7 @@ def exported(more: Sequence[str] = ()) -> dict[str, str]:
     Args:
         more: Variables by name, or ``NAME=VALUE``, that the user wants them to get.
     """
-    own = {SETTINGS[name].variable for name in LAUNCHERS_OWN}
+    own = {SETTINGS[name].variable for name in FOR_LAUNCHER}
     found = {k: v for k, v in os.environ.items() if k.startswith(_EXPORTED) and k not in own | _OF_A_JOB}
     found = {k: v for k, v in found.items() if not k.startswith(HIDDEN)}
     for text in more:
@@ -244,20 +321,8 @@ def exported(more: Sequence[str] = ()) -> dict[str, str]:
     return found
 
 
-_OF_A_SHELL = {
-    "PWD",
-    "OLDPWD",
-    "SHLVL",
-    "HOSTNAME",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "MAIL",
-    "SHELL",
-    "TERM",
-    "DISPLAY",
-    "TMUX",
-}
+_OF_A_SHELL = {"PWD", "OLDPWD", "SHLVL", "HOSTNAME", "HOME", "USER", "LOGNAME", "MAIL", "SHELL", "TERM", "DISPLAY",
+               "TMUX"}  # fmt: skip
 
 
 def names_for_rig() -> list[str]:
@@ -291,45 +356,6 @@ def visible_gpus() -> list[str] | None:
     """What CUDA_VISIBLE_DEVICES leaves to see, or None if it is not set."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if value is None else [part for part in value.split(",") if part.strip() not in ("", "-1")]
-
-
-def choice(name: str, value: str) -> str:
-    """``value`` if the setting allows it."""
-    allowed = SETTINGS[name].choices
-    if value not in allowed:
-        raise UsageError(f"--{name} {value}: the choices are {', '.join(allowed)}")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A positive number of seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise UsageError(f"--timeout {text}: must be a positive number of seconds, for example --timeout 1800")
-    return value
-
-
-COUNTS = {"checkpoint-every": 1, "checkpoint-keep": 1, "check-replicas": 0, "servers": 0, "seed": 0}
-"""Settings that are whole numbers, and the least that each may be."""
-
-
-def count(name: str, text: str) -> int:
-    """The value of a setting that is a whole number."""
-    least = COUNTS[name]
-    if not text.isdecimal() or int(text) < least:
-        raise UsageError(f"--{name} {text}: must be a whole number from {least}, for example --{name} 100")
-    return int(text)
-
-
-def _counted(env: Mapping[str, str], name: str) -> int:
-    return count(name, env.get(SETTINGS[name].variable) or SETTINGS[name].default)
-
-
-def _replicas(text: str) -> int | None:
-    return None if text == "auto" else count("check-replicas", text)
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

@@ -320,6 +320,18 @@ def encode(record: Record) -> bytes:
     return json.dumps({"kind": record.kind, **vars(record)}).encode() + b"\n"
 
 
+class RecordDecoder:
+    """Takes in the bytes of a pipe as they come, and gives out whole records; lines that are no records are skipped."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Record]:
+        """The records that ``data`` completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [record for record in map(decode, lines) if record is not None]
+
+
 def decode(line: bytes) -> Record | None:
     """The record in ``line``, or None if it is none."""
     try:

@@ -12,7 +12,7 @@ from products import product
 
 import hocket
 from hocket.comm.layout import Layout, cut
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 SHAPES = [(), (1,), (3, 5), (70_001,), (0,)]
 TYPES = ["float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"]

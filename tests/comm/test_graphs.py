@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.comm.graphs import TOPOLOGIES, Graph, is_connected
+from hocket.comm.graphs import Graph, is_connected
 from hocket.comm.spectrum import gap, second
+from hocket.specs.local_steps import TOPOLOGIES
 
 MEMBERS = st.sets(st.integers(0, 60), min_size=1, max_size=17).map(sorted)
 ROUNDS = st.integers(0, 1000)

@@ -19,6 +19,7 @@ from hocket.comm.pairs import Pairs
 from hocket.comm.peers import Peers
 from hocket.comm.rounds import Kind, Rounds
 from hocket.comm.snapshots import Snapshots
+from hocket.comm.wire_peers import WirePeers
 from hocket.config import Config
 from hocket.errors import DeadlineExceeded, JobError
 from hocket.transport import door
@@ -49,7 +50,7 @@ def workers(size: int, make: Callable[[Peers], Any], **fields: Any) -> Iterator[
     name, meeting = f"hocket-{secrets.token_hex(8)}", Meeting(size)
 
     def one(rank: int) -> tuple[Peers, Any]:
-        peers = Peers(Config(rank=rank, size=size, rendezvous=name, timeout=10.0, **fields), SECRET)
+        peers = WirePeers(Config(rank=rank, size=size, rendezvous=name, timeout=10.0, **fields), SECRET)
         made = make(peers)
         peers.join(meeting.gather(rank))
         return peers, made
@@ -242,7 +243,7 @@ def test_pairs_preserve_the_sum_and_never_deadlock(size: int) -> None:
             begun += pairs.average(drawn.choice([rank for rank in range(size) if rank != peers.rank]))
         return begun
 
-    with workers(size, lambda peers: Pairs(peers, vectors[peers.rank], threading.RLock())) as found:
+    with workers(size, lambda peers: Pairs(peers, vectors[peers.rank], threading.Condition())) as found:
         together(work, found)
         for _, pairs in found:
             pairs.close(10.0)
@@ -262,7 +263,7 @@ def test_an_answer_of_a_link_that_was_lost_meanwhile_changes_nothing() -> None:
     held, go = threading.Event(), threading.Event()
 
     def make(peers: Peers) -> Pairs:
-        pairs = Pairs(peers, vectors[peers.rank], threading.RLock())
+        pairs = Pairs(peers, vectors[peers.rank], threading.Condition())
         take = peers.handlers[Kind.DELTA]
 
         def hold(*args: Any) -> None:
@@ -365,6 +366,6 @@ def test_a_worker_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatc
             raise JobError("it is beyond a firewall")
         return knock(self, said, deadline)
 
-    monkeypatch.setattr(Peers, "_knock", refuse)
+    monkeypatch.setattr(WirePeers, "_knock", refuse)
     with pytest.raises(JobError, match=r"rank 1 cannot reach rank 2.*firewall"), workers(3, lambda peers: None):
         pass

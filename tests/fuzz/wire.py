@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from server.serving import alone, client, copy, gradient, knock, links, serve, until
 
+from hocket.coordinator.deal import Deal
 from hocket.server.client import Client
-from hocket.server.deal import Deal
-from hocket.server.session import GRACE
 from hocket.server.terms import Kind, Push, Terms
+from hocket.transport.replies import GRACE
 from hocket.transport.wire import HEADER, Wire
 
 TERMS = Terms(staleness=None, groups=0)

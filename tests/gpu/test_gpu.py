@@ -11,10 +11,9 @@ from strategies.training import Case, alone, assert_equal, loop, make, together
 from torch import nn
 
 import hocket
-from hocket.comm import gpu
-from hocket.comm import hosts as comm_hosts
+from hocket.comm import communicator as comm_communicator
 from hocket.comm.layout import Limits
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -24,8 +23,7 @@ MODELS = ["mlp", "tied", "sometimes", "channels_last", "checkpointed", "checkpoi
 
 
 def in_buckets(case: Case) -> Any:
-    gpu.limits = lambda *_: Limits(64, 512)
-    comm_hosts.bucket_limits = lambda _: Limits(64, 512)
+    comm_communicator.bucket_limits = lambda _: Limits(64, 512)
     return together(case, "mirrored")
 
 
@@ -53,7 +51,7 @@ def by_nccl(case: Case, port: int, on_nan: str) -> Any:
     from hocket.transport.nccl import NcclGroup
     from hocket.transport.process_group import open_store
 
-    gpu.limits = lambda *_: Limits(64, 512)
+    comm_communicator.bucket_limits = lambda _: Limits(64, 512)
     torch.cuda.init()
     group = NcclGroup(open_store("127.0.0.1", port, host=True, timeout=20), 0, 1, 20, torch.device("cuda", 0))
     current().communicator.nccl = group

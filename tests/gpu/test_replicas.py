@@ -29,7 +29,7 @@ def test_averages_after_every_batch_are_one_process(pool: Pool, strategy: str) -
 
 
 def test_gossip_with_everybody_is_one_process(pool: Pool) -> None:
-    many = pool.run(2, together, CASE, "gossip(topology='complete')", servers=1)
+    many = pool.run(2, together, CASE, "gossip(topology='complete')", coordinated=True)
     assert_equal(alone(CASE, 2), with_mean_state(many))
 
 
@@ -57,8 +57,8 @@ def train(strategy: str) -> tuple[float, float]:
         ("diloco(period=4, fragments=2, outer_lr=1.0, outer_momentum=0.5)", SHARED),
         ("easgd(period=2, alpha=0.3)", SHARED),
         ("easgd(period=2, alpha=0.3)", {"servers": 1}),
-        ("gossip(topology='pairs', asynchronous=True)", {"servers": 1}),
-        ("gossip(topology='ring', push_sum=True)", {"servers": 1}),
+        ("gossip(topology='pairs', asynchronous=True)", {"coordinated": True}),
+        ("gossip(topology='ring', push_sum=True)", {"coordinated": True}),
     ],
 )
 def test_it_learns(pool: Pool, strategy: str, more: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from hocket.job.checkpoint import parts
+from hocket.job.checkpoint import saver
 from hocket.job.checkpoint.tensor_file import Image
 from launch import scripts
 
@@ -38,5 +38,5 @@ def stop_in(owner: Any, name: str) -> None:
 if __name__ == "__main__":
     rank, where = (*sys.argv[1:], "", "")[:2]
     if os.environ["RANK"] == rank:
-        stop_in(*{"part": (Image, "write"), "remote": (parts, "_write_for")}[where])
+        stop_in(*{"part": (Image, "write"), "remote": (saver, "_write_for")}[where])
     scripts.resume()

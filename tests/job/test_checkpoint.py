@@ -28,9 +28,9 @@ from torch.utils.data import (
 from torch.utils.data import get_worker_info as worker_info
 
 import hocket
-from hocket.job.checkpoint.resuming import _saver
+from hocket.job.checkpoint.save_load_resume import _saver
 from hocket.job.checkpoint.snapshot import Subjects
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 
 class Noisy(Dataset[Any]):
@@ -120,7 +120,9 @@ def train(kind: str, processes: int, strategy: str, stop: int | None = None, epo
     for tensor in [*model.state_dict().values(), *_tensors(optimizer.state_dict()), torch.rand(4)]:
         digest.update(tensor.numpy().tobytes())
     digest.update(repr((by_batch.state_dict(), by_epoch.state_dict(), counts, random.random())).encode())
-    digest.update(repr((current().step, current().samples, current().batches, sorted(current().metrics))).encode())
+    training = current().training
+    told = training.counts.step, training.counts.samples, training.counts.batches, sorted(training.metrics)
+    digest.update(repr(told).encode())
     return seen, digest.hexdigest(), where.step
 
 
@@ -294,10 +296,10 @@ def early(kind: str) -> Any:
             model(x).mean().backward()
             optimizer.step()
             seen.append(index.tolist())
-            current().saver.settle()  # type: ignore[attr-defined]
-        if kind == "stop" and current().step == 8:
+            current().training.saver.settle()  # type: ignore[attr-defined]
+        if kind == "stop" and current().training.counts.step == 8:
             next(iter(loader), None)  # asks for the first batch of the third epoch, where a checkpoint is due
-            current().saver.settle()  # type: ignore[attr-defined]
+            current().training.saver.settle()  # type: ignore[attr-defined]
             return seen
     return seen
 
@@ -339,7 +341,9 @@ def one_of_them(folder: str) -> list[list[float]]:
     hocket.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     random_before = torch.get_rng_state()
     hocket.load(folder, model=model)
-    assert current().step == 0 and torch.equal(torch.get_rng_state(), random_before), "only the weights were asked for"
+    assert current().training.counts.step == 0 and torch.equal(torch.get_rng_state(), random_before), (
+        "only the weights were asked for"
+    )
     return [model[1].running_mean.tolist(), model[1].running_var.tolist()]
 
 
@@ -463,14 +467,14 @@ def odd_script(kind: str, stop: int | None = None) -> Any:
         look_around(kind, loader, model)
         for index, x in loader:
             u = next(more)[1] if kind in ("forever", "first") else x
-            if current().step % 6 == 3:
+            if current().training.counts.step % 6 == 3:
                 look_around("accuracy" if kind == "nested" else "", loader, model)
             optimizer.zero_grad()
             (model(x).mean() + model(u).abs().mean()).backward()
             optimizer.step()
             seen.append(index.tolist() if loader.weight else [])
-            current().saver.settle()  # type: ignore[attr-defined]
-            if current().step == stop:
+            current().training.saver.settle()  # type: ignore[attr-defined]
+            if current().training.counts.step == stop:
                 return seen, None, where.step
         look_around(kind, loader, model)
     digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in [*model.state_dict().values(), torch.rand(4)]))

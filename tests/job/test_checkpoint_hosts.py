@@ -18,8 +18,8 @@ from safetensors import safe_open
 from torch import nn
 
 import hocket
-from hocket.job.checkpoint import finding
-from hocket.job.runtime import current
+from hocket.job.checkpoint import reading
+from hocket.job.worker import current
 from job.test_checkpoint import add, train
 
 Hosts = tuple[int, ...]
@@ -140,7 +140,7 @@ def save(extra: Any, keep: int = 1) -> bool:
 
 def load(path: str = "saved") -> Any:
     model, optimizer = make()
-    way = type(finding.find(current(), Path(path).absolute())[1]).__name__
+    way = type(reading.find(current(), Path(path).absolute())[1]).__name__
     return way, hocket.load(path, model=model, optimizer=optimizer).extra
 
 

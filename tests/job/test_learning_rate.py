@@ -11,8 +11,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.job.checkpoint.resuming import _saver
-from hocket.job.runtime import current
+from hocket.job.checkpoint.save_load_resume import _saver
+from hocket.job.worker import current
 
 STEPS, WARMUP = 9, 5
 
@@ -121,7 +121,7 @@ def resumed(stop: int | None) -> tuple[int, list[float]]:
         scheduler.step()
         if current().config.checkpoint:
             _saver(current())._last.wait()
-        if stop is not None and current().step == stop:
+        if stop is not None and current().training.counts.step == stop:
             break
     return where.step, [*rates[-4:], *scheduler.get_last_lr(), float(model.weight.detach())]
 

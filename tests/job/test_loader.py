@@ -23,8 +23,8 @@ from torch.utils.data import (
 )
 
 import hocket
-from hocket.job.data.sharding import share
-from hocket.job.runtime import current
+from hocket.job.loader.sharding import share
+from hocket.job.worker import current
 
 Epoch = list[tuple[list[int], float]]  # of each step: the samples, and what they weigh
 
@@ -88,10 +88,10 @@ def iterate(kind: str, count: int, batch: int, options: dict[str, Any], epochs: 
     loader = hocket.distribute(loader=make(kind, count, batch, options))
     found = []
     for _ in range(epochs):
-        epoch = [(batch.reshape(-1).tolist(), current().weight) for batch in map(torch.as_tensor, loader)]
+        epoch = [(batch.reshape(-1).tolist(), current().training.weights.now) for batch in map(torch.as_tensor, loader)]
         if kind not in ("stream", "dividing stream"):
             assert len(loader) == len(epoch)
-        assert current().weight == 1.0
+        assert current().training.weights.now == 1.0
         found.append(epoch)
     return found
 
@@ -180,7 +180,7 @@ def own_data(lengths: list[int], stream: bool) -> tuple[list[Epoch], int | None]
     count = lengths[hocket.rank()]
     dataset = Stream(count) if stream else Numbers(count)
     loader = hocket.distribute(loader=DataLoader(dataset, 3), data="local")
-    epochs = [[(b.tolist(), current().weight) for b in loader] for _ in range(2)]
+    epochs = [[(b.tolist(), current().training.weights.now) for b in loader] for _ in range(2)]
     with torch.no_grad():
         assert [s for b in loader for s in b.tolist()] == list(range(count)), "an evaluation repeats nothing"
     return epochs, None if stream else len(loader)
@@ -259,7 +259,7 @@ def leave_early() -> None:
     for step, _ in enumerate(loader):
         if step == 1:
             break
-    assert current().weight == 1.0
+    assert current().training.weights.now == 1.0
     assert sum(len(batch) for batch in loader) == 11
     assert loader.dataset is dataset and loader.num_workers == 1 and loader.batch_size == 3
     del loader
@@ -273,7 +273,7 @@ def evaluate_in_between() -> list[float]:
     for _ in training:
         seen = sum(1 for _ in evaluation)
         assert seen == 2
-        weights.append(current().weight)
+        weights.append(current().training.weights.now)
     return weights
 
 

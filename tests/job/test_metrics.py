@@ -13,7 +13,7 @@ import hocket
 from hocket.comm.alone import AloneCommunicator
 from hocket.config import Config
 from hocket.events import Metrics, Progress
-from hocket.job.runtime import Runtime, current
+from hocket.job.worker import Worker, acting_as, current
 
 
 class Kept:
@@ -83,9 +83,9 @@ def reports() -> list[Any]:
         model(x).mean().backward()
         optimizer.step()
         hocket.report(loss=torch.tensor(0.5), accuracy=1)
-    assert current().metrics == {"loss": 0.5, "accuracy": 1.0}
+    assert current().training.metrics == {"loss": 0.5, "accuracy": 1.0}
     reported = [r for r in kept.records if isinstance(r, Metrics)]
-    each = current().sent // 3
+    each = current().teller.sent // 3
     assert each > 0 and [r.sent for r in reported] == [each * r.step for r in reported], "bytes by then"
     return [(r.step, r.samples, r.values) for r in reported]
 
@@ -128,7 +128,53 @@ def test_a_mean_over_tokens(pool: Pool, strategy: str) -> None:
 def test_the_length_of_an_endless_sampler_is_no_total() -> None:
     told: list[Any] = []
     sink: Any = SimpleNamespace(put=told.append)
-    runtime = Runtime(Config(), AloneCommunicator(), sink)
-    runtime.tell(1, 1, 2_500_000_000, 8)
-    runtime.tell(1, 2, 250, 16)
+    worker = Worker(Config(), AloneCommunicator(), sink)
+    worker.teller.tell(1, 1, 2_500_000_000, 8)
+    worker.teller.tell(1, 2, 250, 16)
     assert [record.steps for record in told if isinstance(record, Progress)] == [None, 250]
+
+
+class Scripts:
+    """Scripts with two models; each step is reported, and so is the optimizer that takes it."""
+
+    def __init__(self) -> None:
+        self.models = [nn.Linear(2, 1) for _ in range(2)]
+        self.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in self.models]
+
+    def step(self, which: int) -> None:
+        self.models[which](torch.ones(1, 2)).sum().backward()
+        self.optimizers[which].step()
+        hocket.report(which=which)
+
+    def folds(self) -> None:
+        for which in range(2):
+            hocket.distribute(self.models[which], self.optimizers[which])
+            for _ in range(3):
+                self.step(which)
+
+    def phases(self) -> None:
+        data = hocket.distribute(loader=DataLoader(TensorDataset(torch.arange(3.0))))
+        for which in range(2):
+            hocket.distribute(self.models[which], self.optimizers[which])
+        for which in range(2):
+            for _ in data:
+                self.step(which)
+
+    def in_turn(self) -> None:
+        for which in range(2):
+            hocket.distribute(self.models[which], self.optimizers[which])
+        for _ in range(3):
+            for which in (0, 0, 1):
+                self.step(which)
+
+
+@pytest.mark.parametrize(
+    ("script", "steps"),
+    [("folds", [1, 2, 3, 4, 5, 6]), ("phases", [1, 2, 3, 4, 5, 6]), ("in_turn", [1, 2, 2, 3, 4, 4, 5, 6, 6])],
+)
+def test_reported_steps_go_on_rising_with_the_model_that_is_trained(script: str, steps: list[int]) -> None:
+    told: list[Any] = []
+    sink: Any = SimpleNamespace(put=told.append)
+    with acting_as(Worker(Config(), AloneCommunicator(), sink)):
+        getattr(Scripts(), script)()
+    assert [record.step for record in told if isinstance(record, Metrics)] == steps

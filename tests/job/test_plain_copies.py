@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+from pool import Pool, needs
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -116,7 +116,7 @@ def copy_it(strategy: str, folder: str) -> None:
 
 @pytest.mark.parametrize("strategy", ALONE + SERVED)
 def test_copies_and_files_are_plain(pool: Pool, strategy: str, tmp_path: Path) -> None:
-    pool.run(2, copy_it, strategy, str(tmp_path), servers=int(strategy in SERVED))
+    pool.run(2, copy_it, strategy, str(tmp_path), **needs(strategy))
     if strategy in ("central", "bsp"):
         subprocess.run([sys.executable, "-c", LOAD, tmp_path / "whole.pt"], check=True)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+from pool import Pool, needs
 
 import hocket
-from hocket.job.checkpoint.saving import Saver
-from hocket.job.runtime import current
+from hocket.job.checkpoint.saver import Saver
+from hocket.job.worker import current
 
 STEPS = 4  # between checkpoints
 
@@ -36,7 +36,7 @@ def train(strategy: str, optimizer: str, options: dict[str, Any], stop: int | No
     seen = 0
     for _ in range(position.epoch, 3):
         for a, b in loader:
-            saver = current().saver
+            saver = current().training.saver
             if isinstance(saver, Saver):
                 saver.settle()  # else the next checkpoint is left out on a busy machine
             if taken == stop:
@@ -113,7 +113,7 @@ def go_through(strategy: str, stop: int | None) -> list[list[int]]:
     for _ in range(position.epoch, 2):
         seen.append([])
         for (x,) in loader:
-            saver = current().saver
+            saver = current().training.saver
             if isinstance(saver, Saver):
                 saver.settle()
             if steps == stop:
@@ -128,10 +128,6 @@ def go_through(strategy: str, stop: int | None) -> list[list[int]]:
     return seen
 
 
-def placed(strategy: str) -> dict[str, int]:
-    return {"servers": 0 if strategy in ("mirrored", "local_sgd(period=2)") else 1}
-
-
 @pytest.mark.parametrize(
     ("first", "then"),
     [
@@ -143,8 +139,8 @@ def test_another_kind_of_strategy_goes_on_where_the_first_was(
     pool: Pool, tmp_path: Path, first: str, then: str
 ) -> None:
     settings = {"checkpoint": str(tmp_path), "checkpoint_every": STEPS}
-    before = pool.run(3, go_through, first, STEPS, **placed(first), **settings)
-    rest = pool.run(2, go_through, then, None, **placed(then), **settings)
+    before = pool.run(3, go_through, first, STEPS, **needs(first), **settings)
+    rest = pool.run(2, go_through, then, None, **needs(then), **settings)
     assert sorted(number for rank in [*before, *rest] for number in rank[0]) == list(range(53))
     assert sorted(number for rank in rest for number in rank[1]) == list(range(53))
 
@@ -152,7 +148,7 @@ def test_another_kind_of_strategy_goes_on_where_the_first_was(
 @pytest.mark.parametrize("first", ["ssp", "hogwild", "gossip"])
 def test_what_others_held_is_done_again_and_nothing_is_left_out(pool: Pool, tmp_path: Path, first: str) -> None:
     settings = {"checkpoint": str(tmp_path), "checkpoint_every": STEPS}
-    before = pool.run(2, go_through, first, STEPS, **placed(first), **settings)
+    before = pool.run(2, go_through, first, STEPS, **needs(first), **settings)
     rest = pool.run(3, go_through, "mirrored", None, **settings)
     again = [number for rank in rest for number in rank[0]]
     assert len(set(again)) == len(again) < 53
@@ -190,7 +186,7 @@ def with_dropout(stop: int | None) -> list[torch.Tensor]:
     steps = position.step
     for _ in range(position.epoch, 2):
         for (x,) in loader:
-            saver = current().saver
+            saver = current().training.saver
             if isinstance(saver, Saver):
                 saver.settle()
             if steps == stop:

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+from pool import Pool, needs
 from strategies.training import Case, make
 
 import hocket
 from hocket.events import PipeSink, Progress, decode
-from hocket.job.runtime import current
-from hocket.job.telling import Tally
+from hocket.job.counts import Tally
+from hocket.job.worker import current
 
 EPOCHS = 2
 
 
 def train(strategy: str, most: int | None) -> tuple[int, int, int]:
     """Samples that this worker has trained on, those that it has told last, and those of all as far as it knows."""
-    runtime = current()
+    worker = current()
     reader, writer = os.pipe()
-    runtime.sink = PipeSink(writer)
+    worker.sink = PipeSink(writer)
     model, optimizer, loader = hocket.distribute(*make(Case(), 1), strategy=strategy)
     next(iter(loader))  # a look at the data
     own = 0
@@ -31,16 +31,16 @@ def train(strategy: str, most: int | None) -> tuple[int, int, int]:
             optimizer.step()
             optimizer.zero_grad()
             own += len(x) if loader.weight else 0
-    runtime.tell_again()  # as at the end of a script
+    worker.teller.tell_again()  # as at the end of a script
     os.close(writer)
     with os.fdopen(reader, "rb") as lines:
         told = [record for record in map(decode, lines) if isinstance(record, Progress)]
-    return own, told[-1].own, runtime.samples
+    return own, told[-1].own, worker.training.counts.samples
 
 
 @pytest.mark.parametrize("strategy", ["asynchronous", "downpour(push=5, fetch=3)", "hogwild", "gossip"])
 def test_batches_of_a_queue(pool: Pool, strategy: str) -> None:
-    found = pool.run(3, train, strategy, None, servers=1)
+    found = pool.run(3, train, strategy, None, **needs(strategy))
     assert sum(told for _, told, _ in found) == EPOCHS * Case().samples
     for own, told, _ in found:
         assert told == own
@@ -89,7 +89,7 @@ def look_and_train() -> Any:
         x, y = next(iter(loader))
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
-    return current().tally.own
+    return current().training.counts.tally.own
 
 
 def test_single_batches(pool: Pool) -> None:

@@ -86,7 +86,7 @@ def resume(stop: str = "", how: str = "") -> None:
     """Train with checkpoints; at step ``stop`` wait to be killed, or let rank 1 die."""
     import hashlib
 
-    from hocket.job.runtime import current
+    from hocket.job.worker import current
 
     hocket.init()
     torch.manual_seed(3)
@@ -106,7 +106,7 @@ def resume(stop: str = "", how: str = "") -> None:
             scheduler.step()
             step += 1
             hocket.report(loss=1 / step)
-            current().saver.settle()  # or the next checkpoint might be left out
+            current().training.saver.settle()  # or the next checkpoint might be left out
             if str(step) == stop:
                 if how == "wait":
                     print("waiting", flush=True)

@@ -129,7 +129,7 @@ def workers(mark: str) -> list[int]:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_launcher_ends_everything(number: signal.Signals, status: int) -> None:
     with launched() as (job, mark):
-        assert len(leftovers.find(mark)) == 6, "two workers with two data-loader processes each"
+        assert len(leftovers.find(mark)) == 7, "a coordinator, two workers with two data-loader processes each"
         job.send_signal(number)
         assert job.wait(timeout=10) == status
         assert not leftovers.find(mark)

@@ -165,9 +165,9 @@ def test_what_cannot_be_sent_is_named_with_a_remedy(shell: str) -> None:
 
 
 @contextmanager
-def sleeper() -> Iterator["subprocess.Popen[str]"]:
-    """A process in ``hocket.launch()``, with workers that sleep."""
-    code = "import hocket\nfrom launch import functions\nhocket.launch(functions.sleep, 600, n=2)"
+def sleeper(before: str = "") -> Iterator["subprocess.Popen[str]"]:
+    """A process in ``hocket.launch()``, with workers that sleep; it runs ``before`` first."""
+    code = f"{before}import hocket\nfrom launch import functions\nhocket.launch(functions.sleep, 600, n=2)"
     path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -209,6 +209,26 @@ def test_the_death_of_caller_and_launcher_leaves_nothing() -> None:
         while folder.exists():
             assert time.monotonic() < leave
             time.sleep(0.02)
+
+
+def test_the_folder_goes_while_threads_of_the_dead_caller_take_their_time() -> None:
+    """On a busy machine a killed process dies thread by thread; here the main thread is dead and another one is not."""
+    dies = (
+        "import ctypes, platform, signal, threading\n"
+        "number = {'x86_64': 60, 'aarch64': 93}[platform.machine()]\n"  # exit, of one thread
+        "signal.signal(signal.SIGUSR1, lambda *_: ctypes.CDLL(None).syscall(number, 0))\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    with sleeper(dies) as process:
+        (launcher,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        folder = Path(Path(f"/proc/{launcher}/cmdline").read_text().split("\0")[-3])
+        assert folder.is_dir()
+        process.send_signal(signal.SIGUSR1)
+        leave = time.monotonic() + 60
+        while folder.exists():
+            assert time.monotonic() < leave
+            time.sleep(0.02)
+        assert process.poll() is None, "it is dead for its children alone"
 
 
 def test_the_launchers_death_is_an_error_of_the_caller() -> None:

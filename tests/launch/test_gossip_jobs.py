@@ -46,7 +46,7 @@ def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str,
     ("flags", "line"),
     [
         (("-n", "3", "--strategy", "gossip(topology='torus')"), "a product of two, such as 4, 6, 8 or 9"),
-        (("-n", "3", "--servers", "2", "--strategy", "gossip"), "'gossip' uses no parameter servers"),
+        (("-n", "3", "--servers", "2", "--strategy", "gossip"), "'gossip' uses no servers"),
         (("-n", "2", "--strategy", "gossip(topology='star')"), "the choices are ring, torus, exponential, complete"),
         (("-n", "2", "--strategy", "gossip(period=0)"), "period=0: must be 1 or more"),
     ],

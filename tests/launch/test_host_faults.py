@@ -138,8 +138,8 @@ def test_an_agent_that_is_killed_ends_the_job(sshd: Sshd, tmp_path: Path, hosts:
     with launched(sshd, tmp_path, hosts) as job:
         os.kill(job.agents()[number], signal.SIGKILL)
         assert job.finish() == 1
-        name, ranks = (hosts[: hosts.index(":")], "ranks 0, 1") if number == 0 else ("b", "rank 2")
-        assert f"hocket: host {name} ({ranks}) was lost after " in job.stderr.splitlines()[-1]
+        name, who = (hosts[: hosts.index(":")], "ranks 0, 1, the coordinator") if number == 0 else ("b", "rank 2")
+        assert f"hocket: host {name} ({who}) was lost after " in job.stderr.splitlines()[-1]
 
 
 def test_a_host_whose_worker_dies_first_is_lost(sshd: Sshd, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_ssh_that_is_killed_ends_the_job(sshd: Sshd, tmp_path: Path, number: 
         os.kill(job.ssh()[number], signal.SIGKILL)
         assert job.finish() == 1
         assert "was lost after" in job.stderr.splitlines()[-1]
-        assert ("a (ranks 0, 1)", "b (rank 2)")[number] in job.stderr.splitlines()[-1]
+        assert ("a (ranks 0, 1, the coordinator)", "b (rank 2)")[number] in job.stderr.splitlines()[-1]
 
 
 def test_a_worker_that_is_killed_ends_the_job(sshd: Sshd, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.launch import links, machine
+from hocket.launch import agent_links, machine
 from launch.sshd import Sshd
 from launch.test_run import HOCKET
 
@@ -92,7 +92,7 @@ def test_a_traceback_from_elsewhere_comes_last_and_once(sshd: Sshd, tmp_path: Pa
 
 def test_what_a_login_prints_is_not_taken_for_messages(sshd: Sshd, tmp_path: Path) -> None:
     noisy = tmp_path / "noisy"
-    noise = "printf 'Welcome!\\n\\000HKT1\\n'; echo 'motd of the day' >&2"
+    noise = "printf 'Welcome!\\n\\000HOCK\\n'; echo 'motd of the day' >&2"
     noisy.write_text(f'#!/bin/sh\n{noise}\nexec {sshd.ssh} "$@"\n')
     noisy.chmod(0o700)
     done = sshd.run("a:1,b:1", tmp_path, "print('hello')", "--ssh", str(noisy))
@@ -102,8 +102,8 @@ def test_what_a_login_prints_is_not_taken_for_messages(sshd: Sshd, tmp_path: Pat
 
 def test_output_that_looks_like_messages_is_output(sshd: Sshd, tmp_path: Path) -> None:
     text = (
-        "import sys\nfrom hocket.launch import frames\n"
-        "sys.stdout.buffer.write(frames.MARKER + frames.encode('ended', rank=0, status=9) + b'\\nlast\\n')"
+        "import sys\nfrom hocket.launch import channel\n"
+        "sys.stdout.buffer.write(channel.MARKER + channel.encode('ended', rank=0, status=9) + b'\\nlast\\n')"
     )
     done = sshd.run("a:1", tmp_path, text)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[0] last"
@@ -158,7 +158,7 @@ def test_a_blocked_screen_does_not_end_the_job(sshd: Sshd, tmp_path: Path) -> No
     command = sshd.command("a:1,b:1", tmp_path, "for i in range(20_000): print(i, 'x' * 500)")
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL) as job:
         assert job.stdout is not None and job.stdout.readline()
-        time.sleep(links.SILENCE + 2)  # it is the time itself that is tested
+        time.sleep(agent_links.SILENCE + 2)  # it is the time itself that is tested
         assert job.poll() is None
         assert len(job.stdout.readlines()) == 39_999
     assert job.returncode == 0

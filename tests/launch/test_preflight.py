@@ -84,14 +84,14 @@ def doctored(folder: Path, change: str) -> str:
     path = folder / "doctored"
     path.write_text(
         f"#!{sys.executable}\nimport os, sys\nsys.path[0] = {os.environ.get('PYTHONPATH', '')!r}\n"
-        f"import hocket\nfrom hocket.launch import agent, answers\n{change}\nagent.main()\n"
+        f"import hocket\nfrom hocket.launch import agent, machine, scripts\n{change}\nagent.main()\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
 
 def hello_with(**values: object) -> str:
-    return f"right = answers.hello\nanswers.hello = lambda: {{**right(), **{values!r}}}"
+    return f"right = machine.describe\nmachine.describe = lambda: {{**right(), **{values!r}}}"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_clocks_that_differ_are_told_and_training_goes_on(sshd: Sshd, tmp_path: 
 
 
 def test_no_such_folder(sshd: Sshd, tmp_path: Path) -> None:
-    python = doctored(tmp_path, "answers.Path = lambda *_: __import__('pathlib').Path('/nowhere')")
+    python = doctored(tmp_path, "scripts.Path = lambda *_: __import__('pathlib').Path('/nowhere')")
     (problem,) = refused(sshd.run("localhost:1,b:1", tmp_path, HELLO, "--python", python))
     assert problem == f"b: there is no folder {tmp_path}: share it between the hosts, or copy it there"
 
@@ -134,8 +134,8 @@ def test_no_such_folder(sshd: Sshd, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("answers.digest = lambda _: None", "there is no script 'script.py' in {}: share the folder between the hosts"),
-        ("answers.digest = lambda _: 'x'", "the script 'script.py' there has other contents than the one here"),
+        ("scripts.digest = lambda _: None", "there is no script 'script.py' in {}: share the folder between the hosts"),
+        ("scripts.digest = lambda _: 'x'", "the script 'script.py' there has other contents than the one here"),
     ],
 )
 def test_another_script(sshd: Sshd, tmp_path: Path, change: str, told: str) -> None:
@@ -151,7 +151,7 @@ def test_a_module(sshd: Sshd, tmp_path: Path) -> None:
         [*command, "-m", "package", "x"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert sorted(done.stdout.splitlines()) == ["[0] package 0", "[1] package 1"], done.stderr
-    python = doctored(tmp_path, "answers.find_module = lambda *_: None")
+    python = doctored(tmp_path, "scripts.find_module = lambda *_: None")
     done = subprocess.run(
         [*command, "--python", python, "-m", "package"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
         check=False,
@@ -160,7 +160,7 @@ def test_a_module(sshd: Sshd, tmp_path: Path) -> None:
 
 
 def test_hosts_that_do_not_reach_each_other(sshd: Sshd, tmp_path: Path) -> None:
-    python = doctored(tmp_path, "answers.interfaces.try_addresses = lambda *_: []")
+    python = doctored(tmp_path, "agent.interfaces.try_addresses = lambda *_: []")
     (problem,) = refused(sshd.run("localhost:1,b:1", tmp_path, HELLO, "--python", python))
     assert problem.startswith("localhost: b cannot reach it at ") and "firewall" in problem
 
@@ -180,7 +180,7 @@ def test_too_many_workers_for_the_memory(sshd: Sshd, tmp_path: Path) -> None:
 
 
 def test_an_agent_that_fails_shows_its_words(sshd: Sshd, tmp_path: Path) -> None:
-    python = doctored(tmp_path, "answers.check = None")
+    python = doctored(tmp_path, "scripts.look_for = None")
     (problem,) = refused(sshd.run("localhost:1,b:1", tmp_path, HELLO, "--python", python))
     assert problem.startswith("b: its agent did not understand the launcher: TypeError")
 

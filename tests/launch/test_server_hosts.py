@@ -95,7 +95,7 @@ def test_the_hosts_of_servers_are_looked_at_too(sshd: Sshd, tmp_path: Path) -> N
     assert "hocket:   nowhere.invalid: its name does not resolve: check the spelling" in done.stderr
 
 
-def test_all_meet_at_the_address_of_server_0(rig: MakeRig, tmp_path: Path) -> None:
+def test_all_meet_at_the_address_of_rank_0(rig: MakeRig, tmp_path: Path) -> None:
     made = rig(3)
     (tmp_path / "script.py").write_text(BEGIN + "until('told0', 'told1')\nprint(os.environ['MASTER_ADDR'])")
     flags = ["-H", "h1:1,h2:1", "--servers", "2", "--server-hosts", "h3,h1", "-x", "STANDIN_TELL"]
@@ -104,10 +104,10 @@ def test_all_meet_at_the_address_of_server_0(rig: MakeRig, tmp_path: Path) -> No
         capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    first = made.hosts["h3"].address
+    first, third = made.hosts["h1"].address, made.hosts["h3"].address
     assert {f"[{rank}] {first}" for rank in range(2)} <= set(done.stdout.splitlines())
     assert {told(tmp_path, number)["MASTER_ADDR"] for number in range(2)} == {first}
-    assert [told(tmp_path, number)["HOCKET_ADDRESS"] for number in range(2)] == [first, made.hosts["h1"].address]
+    assert [told(tmp_path, number)["HOCKET_ADDRESS"] for number in range(2)] == [third, first]
 
 
 WAIT = "join(); print('running', flush=True)\n"

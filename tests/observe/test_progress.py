@@ -3,11 +3,11 @@
 import pytest
 
 from hocket.events import Progress
-from hocket.observe.progress import Pace, clock
+from hocket.observe.progress import RunPace, clock
 
 
 def test_speed_shares_and_time_left_are_those_of_the_last_seconds() -> None:
-    pace = Pace()
+    pace = RunPace()
     assert pace.text == "" and pace.rates is None and pace.seconds_left is None
     for second in range(20):  # slow at first, then 10 batches of 64 a second
         step = second if second < 10 else 10 * (second - 9)
@@ -21,7 +21,7 @@ def test_speed_shares_and_time_left_are_those_of_the_last_seconds() -> None:
 
 
 def test_workers_that_count_only_within_the_epoch() -> None:
-    pace = Pace()
+    pace = RunPace()
     pace.update(Progress(1, 8, 10, 80), now=0.0)
     pace.update(Progress(1, 10, 10, 100), now=1.0)
     pace.update(Progress(2, 3, 10, 30), now=2.0)
@@ -30,7 +30,7 @@ def test_workers_that_count_only_within_the_epoch() -> None:
 
 
 def test_a_resumed_run_is_not_infinitely_fast() -> None:
-    pace = Pace()
+    pace = RunPace()
     pace.update(Progress(5, 1, None, 8), now=0.0)
     pace.update(Progress(5, 2, None, 16, 1_000_000, 8_000_000), now=0.5)
     assert pace.rates is None and pace.text == "epoch 5, step 2/?"
@@ -39,7 +39,7 @@ def test_a_resumed_run_is_not_infinitely_fast() -> None:
 
 
 def test_another_loader_between_two_epochs_does_not_count_backwards() -> None:
-    pace = Pace()
+    pace = RunPace()
     pace.update(Progress(1, 10, 10, 100), now=0.0)
     pace.update(Progress(1, 2, 5, 20), now=1.0)
     assert pace.rates is not None and pace.rates.samples == pytest.approx(20)

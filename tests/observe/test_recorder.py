@@ -13,10 +13,10 @@ import pytest
 
 from hocket.errors import RecordError, UsageError
 from hocket.events import Facts, Happening, Metrics, Progress, Served
-from hocket.observe import curves, folders, reader, show
+from hocket.observe import reader, run_records, show
 from hocket.observe import recorder as recorder_module
 from hocket.observe.recorder import Recorder, Thinning
-from hocket.observe.writer import Writer
+from hocket.observe.run_records import RecordWriter
 
 FACTS = {
     "run": {"started": 1000.0, "pid": os.getpid(), "pid_started": reader.process_start(os.getpid()), "workers": 2},
@@ -97,7 +97,7 @@ def test_samples_of_all_ranks_are_added_up_in_the_end(tmp_path: Path, clock: lis
     recorder.take(1, Progress(1, 3, 9, 90, 3, 590, own=70, before=500, ends=True))
     recorder.take(0, Progress(1, 3, 9, 90, 3, 590, own=30, before=500, ends=True))
     recorder.finish(0, "", [])
-    assert reader.read(tmp_path).speed.seen == 600 and curves.read(tmp_path).seen == 600
+    assert reader.read(tmp_path).speed.seen == 600 and reader.read_curves(tmp_path).seen == 600
     assert rows(tmp_path, "SELECT max(time) - min(time) FROM steps") == [(2.0,)]
 
 
@@ -162,7 +162,7 @@ def test_where_there_is_no_wal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_reader_in_the_way_loses_nothing(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "run.sqlite")
+    writer = RecordWriter(tmp_path / "run.sqlite")
     other = sqlite3.connect(tmp_path / "run.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     writer.add("exit", 0.0, 0, "first", 0.0)
@@ -194,17 +194,17 @@ def test_a_full_disk_keeps_what_was_written_before(small_disk: Path) -> None:
 
 def test_ids_are_found_by_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((1000.1, 1000.5, 1000.9))  # within one second, and still in order
-    monkeypatch.setattr(folders, "time", SimpleNamespace(**{**vars(time), "time": lambda: next(times)}))
-    made = [folders.make(tmp_path, script) for script in ("digits", "digits", "my script!")]
+    monkeypatch.setattr(run_records, "time", SimpleNamespace(**{**vars(time), "time": lambda: next(times)}))
+    made = [run_records.make(tmp_path, script) for script in ("digits", "digits", "my script!")]
     for folder in made:
         (folder / "run.sqlite").touch()
     assert made[2].name[19:].startswith("_my-script_") and len(set(made)) == 3
-    assert folders.find(tmp_path, "my-s") == folders.find(tmp_path, made[2].name) == made[2]
-    assert folders.find(tmp_path, "last") == made[2]
+    assert run_records.find(tmp_path, "my-s") == run_records.find(tmp_path, made[2].name) == made[2]
+    assert run_records.find(tmp_path, "last") == made[2]
     with pytest.raises(UsageError, match="2 runs have 'digits' in their id; write more of one of"):
-        folders.find(tmp_path, "digits")
+        run_records.find(tmp_path, "digits")
     with pytest.raises(UsageError, match=f"no run has 'nope' in its id; there are .*{made[2].name}"):
-        folders.find(tmp_path, "nope")
+        run_records.find(tmp_path, "nope")
 
 
 def test_what_is_no_record_is_said_to_be_none(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def test_curves_are_read_back(folder: Path) -> None:
 def test_neither_torch_nor_tensorflow_is_imported() -> None:
     code = (
         "import sys, tempfile, pathlib\n"
-        "from hocket.observe.scalars import Scalars\n"
-        "Scalars(pathlib.Path(tempfile.mkdtemp()) / 'x').close()\n"
+        "from hocket.observe.tensorboard_file import TensorboardFile\n"
+        "TensorboardFile(pathlib.Path(tempfile.mkdtemp()) / 'x').close()\n"
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

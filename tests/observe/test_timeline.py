@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from hocket import spans
 from hocket.errors import RecordError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Record, Spans, Stage, decode
-from hocket.observe import trace
-from hocket.observe.clock import Clock
-from hocket.observe.timeline import Timeline
+from hocket.lab.trace import trace_file as trace
+from hocket.observe.timeline import HostClock, Timeline
 
 TRAIN = """
 import os, sys, time, torch, hocket
@@ -80,7 +79,7 @@ def test_what_processes_tell_is_a_trace_that_viewers_read(tmp_path: Path) -> Non
 
 def test_clocks_of_other_hosts_are_set_right(tmp_path: Path) -> None:
     timeline = Timeline(tmp_path / "out.json")
-    ahead = Clock()
+    ahead = HostClock()
     ahead.compare(1.0, 1001.0005, 1.001)
     timeline.clock = lambda host: ahead if host == "there" else None
     now = time.perf_counter_ns()
@@ -241,7 +240,7 @@ def test_a_forked_process_tells_nothing() -> None:
 @given(st.lists(st.tuples(st.floats(0.05, 3), st.floats(0, 0.01), st.floats(0, 1)), min_size=1, max_size=20))
 def test_a_clock_never_goes_back_nor_changes_what_it_said(steps: list[tuple[float, float, float]]) -> None:
     """However long answers take: times of one process stay in order, and those that were written stay right."""
-    clock, now, said = Clock(), 10.0, dict[float, float]()
+    clock, now, said = HostClock(), 10.0, dict[float, float]()
     for pause, trip, share in steps:
         now += pause
         there = now - share * trip + 1000  # it is 1000 s ahead, and was read some time between question and answer

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hocket.rig import Rig
+from hocket.lab.rig import Rig
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
 INTRUDE = """

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.comm import communicator as comm_communicator
 from hocket.comm import hosts as comm_hosts
 from hocket.comm.layout import Limits
 from hocket.config import Config
@@ -35,7 +36,7 @@ def say(*words: object) -> None:
 
 def law(name: str, *strategies: str) -> None:
     """Train with each of the strategies, in many buckets; the results are in a file for each rank."""
-    comm_hosts.bucket_limits = lambda _: Limits(64, 512)
+    comm_communicator.bucket_limits = lambda _: Limits(64, 512)
     results = {strategy: together(Case(optimizer="Adam", options=ADAM), strategy) for strategy in strategies}
     torch.save(results, f"{name}-{hocket.rank()}.pt")
 

@@ -47,7 +47,8 @@ def test_killed(rig: Rigs, tmp_path: Path, dead: str, alive: str, gone: str) -> 
             assert worker.finish() == 1
         assert job.finish() == 1
         assert time.monotonic() - then < 5 + slack()
-        assert f"hocket: host {dead} (rank{'s' if ',' in gone else ''} {gone}) was lost after " in job.lines[-1]
+        who = f"rank{'s' if ',' in gone else ''} {gone}" + (", the coordinator" if dead == "h1" else "")
+        assert f"hocket: host {dead} ({who}) was lost after " in job.lines[-1]
         started.wait_until_empty()
 
 
@@ -128,7 +129,7 @@ def test_silent_for_good(rig: Rigs, tmp_path: Path, dead: str, alive: str, gone:
             assert worker.finish() == 1
         assert job.finish() == 1
         assert time.monotonic() - then < LOST + 5 + slack()
-        how = rf"\) was lost .*: nothing was heard of it| on {dead} did not answer"
+        how = rf"(, the coordinator)?\) was lost .*: nothing was heard of it| on {dead} did not answer"
         assert re.search(rf"{names}({how}) for 10 s", job.lines[-1])
         started.wait_until_empty(alive)
         if not power:  # on the host that was cut off, all goes away by itself, except for sshd's end of the connection

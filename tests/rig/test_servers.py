@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Rigs
 
-from hocket.rig import Rig
+from hocket.lab.rig import Rig
 from launch.test_served_jobs import finish, read_until
 
 HOCKET = [sys.executable, "-m", "hocket.launch.cli", "run", "--no-record"]

@@ -5,7 +5,8 @@ from pathlib import Path
 from conftest import Rigs
 from rig import jobs
 
-from hocket.observe import trace, waits
+from hocket.lab.trace import trace_file as trace
+from hocket.lab.trace import waits
 
 
 def test_buckets_of_all_hosts_are_on_one_time_axis(rig: Rigs, tmp_path: Path) -> None:

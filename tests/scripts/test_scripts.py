@@ -15,7 +15,7 @@ from pool import Pool
 WORKERS = 2
 LAW = {"mirrored": 0, "central": 0, "bsp": 1, "full_batch": 0}  # the number of servers
 BY_LOSS = {
-    "local_sgd(period=4)": 0, "easgd(period=4)": 0, "delayed": 0, "gossip": 1, "asynchronous": 1, "hogwild": 1,
+    "local_sgd(period=4)": 0, "easgd(period=4)": 0, "delayed": 0, "gossip": 0, "asynchronous": 1, "hogwild": 0,
     "ssp(staleness=2)": 1,
 }  # fmt: skip
 QUEUED = {"gossip", "asynchronous", "hogwild", "ssp(staleness=2)"}

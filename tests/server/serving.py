@@ -1,7 +1,9 @@
 """Servers in this process, and workers that talk to them from threads: what tests need to come between the two."""
 
 import contextlib
+import dataclasses
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +14,16 @@ from typing import Any
 import torch
 
 from hocket.config import Config
+from hocket.coordinator.hosting import HostedCoordinator
 from hocket.server import rule
 from hocket.server.client import Client
 from hocket.server.copies import DenseCopy
-from hocket.server.front import Front, socket_name
-from hocket.server.link import WireLink, join
+from hocket.server.front import Front
 from hocket.server.placement import place
 from hocket.server.service import Service
 from hocket.server.terms import Push, Terms
 from hocket.transport import door
+from hocket.transport.requests import WireLink, join
 from hocket.transport.wire import Wire
 
 SECRET = b"t" * 32
@@ -29,8 +32,10 @@ ADDRESS = "127.0.0.1"
 
 @dataclass
 class Served:
-    """Servers at work."""
+    """A coordinator and servers at work."""
 
+    coordinator: HostedCoordinator
+    coordinator_port: int
     fronts: list[Front]
     services: list[Service]
     ports: list[int]
@@ -39,81 +44,100 @@ class Served:
 
     @property
     def refused(self) -> dict[str, int]:
+        """What server 0 has refused, and why."""
         return dict(self.services[0].refused)
+
+    @property
+    def refused_by_coordinator(self) -> dict[str, int]:
+        return dict(self.coordinator.service.refused)
+
+    def peer(self, rank: int, server: int | None = 0) -> Any:
+        """What a server, or the coordinator, knows of the connections of a worker."""
+        host = self.coordinator if server is None else self.fronts[server]
+        return host._reception._peers[rank]
 
 
 @contextlib.contextmanager
 def serve(workers: int, servers: int = 1, timeout: float = 20.0, *, tcp: bool = True) -> Iterator[Served]:
     """Servers over loopback TCP, or over sockets of this host, until the end of the block."""
     name = f"hocket-{secrets.token_hex(8)}"
-    found = Served([], [], [], [], name)
-    first = None
+    config = Config(
+        launched=True,
+        servers=servers,
+        size=workers,
+        timeout=timeout,
+        rendezvous=name,
+        coordinator_port=free_port() if tcp else None,
+        transport="gloo" if tcp else "auto",
+    )
+    coordinator = HostedCoordinator(config, SECRET)
+    found = Served(coordinator, config.coordinator_port or 0, [], [], [], [], name)
+    coordinator.service.say = found.said.append
     try:
         for number in range(servers):
-            config = Config(
-                launched=True,
-                server=number,
-                servers=servers,
-                size=workers,
-                timeout=timeout,
-                rendezvous=name,
-                port=first,
-                transport="gloo" if tcp else "auto",
-            )
-            service = Service(number, servers, workers, timeout)
-            service.say = found.said.append
-            found.fronts.append(Front(config, SECRET, service))
+            service = Service(number, workers, timeout)
+            found.fronts.append(Front(dataclasses.replace(config, server=number), SECRET, service))
             found.services.append(service)
-            found.ports.append(found.fronts[-1]._said["port"] or 0)
-            first = found.ports[0]
+            found.ports.append(found.fronts[-1].said["port"] or 0)
         yield found
     finally:
+        coordinator.close()  # first: it may be telling a server that a worker has left
         for front in found.fronts:
             front.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def knock(port: int, rank: int, nonce: str = "", deadline: float = 5.0) -> Wire:
     """A connection of a worker that has proved the secret and joined."""
     until = time.monotonic() + deadline
     wire = door.knock(ADDRESS, port, SECRET, rank, until, encrypted=False)
-    join(wire, rank, nonce, until)
+    join(wire, nonce, until)
     return wire
 
 
-def links(ports: Sequence[int], rank: int, timeout: float = 20.0) -> list[WireLink]:
-    """A worker's links over TCP to servers at ``ports``."""
+def links(served: Served, rank: int, timeout: float = 20.0, ports: Sequence[int] | None = None) -> list[WireLink]:
+    """A worker's links over TCP to the coordinator and to the servers, at ``ports`` if these are others."""
     nonce = secrets.token_hex(8)
 
     def connect(port: int) -> Callable[[float], Wire]:
         def make(deadline: float) -> Wire:
             wire = door.knock(ADDRESS, port, SECRET, rank, deadline, encrypted=False)
-            join(wire, rank, nonce, deadline)
+            join(wire, nonce, deadline)
             return wire
 
         return make
 
-    return [WireLink(f"server {number}", connect(port), timeout) for number, port in enumerate(ports)]
+    coordinator = WireLink("the coordinator", connect(served.coordinator_port), timeout)
+    found = [WireLink(f"server {n}", connect(port), timeout) for n, port in enumerate(ports or served.ports)]
+    return [coordinator, *found]
 
 
 def local_links(served: Served, rank: int, timeout: float = 20.0) -> list[WireLink]:
     """The same over sockets of this host."""
     nonce = secrets.token_hex(8)
 
-    def connect(server: int) -> Callable[[float], Wire]:
+    def connect(label: str) -> Callable[[float], Wire]:
         def make(deadline: float) -> Wire:
-            wire = door.knock_here(socket_name(served.name, server), SECRET, rank, deadline)
-            join(wire, rank, nonce, deadline)
+            wire = door.knock_here(f"{served.name}-{label}", SECRET, rank, deadline)
+            join(wire, nonce, deadline)
             return wire
 
         return make
 
-    return [WireLink(f"server {number}", connect(number), timeout) for number in range(len(served.fronts))]
+    coordinator = WireLink("the coordinator", connect("coordinator"), timeout)
+    found = [WireLink(f"server {n}", connect(f"server-{n}"), timeout) for n in range(len(served.fronts))]
+    return [coordinator, *found]
 
 
 @contextlib.contextmanager
 def client(found: Sequence[WireLink], rank: int, workers: int) -> Iterator[Client]:
-    """A worker until the end of the block."""
-    made = Client(rank, workers, found)
+    """A worker until the end of the block; the first of its links is that to the coordinator."""
+    made = Client(rank, workers, found[0], found[1:])
     try:
         yield made
     finally:

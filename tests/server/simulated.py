@@ -7,17 +7,19 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from hocket import specs
+from hocket.capture.members import Members
+from hocket.comm.alone import AloneCommunicator
+from hocket.coordinator.deal import Deal
 from hocket.server.client import Client
-from hocket.server.deal import Deal
-from hocket.server.direct import Speed, connect, serve
+from hocket.server.direct import connect, serve
 from hocket.server.service import Service
 from hocket.server.terms import Kind
-from hocket.strategies import choices
-from hocket.strategies.choices import Downpour, Served
-from hocket.strategies.downpour import DownpourTraining
-from hocket.strategies.members import Members
-from hocket.strategies.served import ServedTraining, scale_of, terms_of
-from hocket.transport.simulated import Simulation
+from hocket.specs import Served
+from hocket.strategies.base import Context
+from hocket.strategies.building import build
+from hocket.strategies.served import ServedTraining
+from hocket.transport.simulated import Simulation, Speed
 
 T = TypeVar("T")
 SAMPLES = 60
@@ -92,13 +94,14 @@ class Job:
     simulation: Simulation = field(default_factory=Simulation)
 
     def __post_init__(self) -> None:
-        self.services: list[Service] = serve(self.simulation, self.servers, self.workers, self.timeout)
+        self.served = serve(self.simulation, self.servers, self.workers, self.timeout)
+        self.services: list[Service] = self.served.servers
 
     def run(self, work: Callable[[Worker], T]) -> list[T]:
         return self.simulation.run([lambda rank=rank: work(self._make(rank)) for rank in range(self.workers)])
 
     def _make(self, rank: int) -> Worker:
-        client = connect(self.simulation, self.services, rank, self.workers, self.speed)
+        client = connect(self.simulation, self.served, rank, self.workers, self.speed)
         model = make_model()
         name, options = self.optimizer
         optimizer = getattr(torch.optim, name)(model.parameters(), **options)
@@ -106,15 +109,11 @@ class Job:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(rank)
-        choice = choices.parse(self.choice)
+        choice = specs.parse(self.choice)
         assert isinstance(choice, Served)
-        members, terms = Members(model, optimizer), terms_of(choice)
-        strategy: ServedTraining
-        if isinstance(choice, Downpour):
-            strategy = DownpourTraining(client, model, optimizer, members, choice, terms, "raise")
-        else:
-            scale = scale_of(choice, self.workers)
-            strategy = ServedTraining(client, model, optimizer, members, choice, terms, scale, "raise")
+        context = Context(model, optimizer, Members(model, optimizer), AloneCommunicator(), client)
+        strategy = build(context, choice)
+        assert isinstance(strategy, ServedTraining)
         return Worker(rank, self.simulation, client, model, optimizer, strategy)
 
 
@@ -134,7 +133,7 @@ def plain(
     return values(model)
 
 
-def take(deal: Deal, total: int) -> int | None:
+def take(client: Client, deal: Deal, total: int) -> int | None:
     """The next batch for a worker that has done all it had; blocks while others hold some."""
     number = deal.take(1, total)
-    return deal.take(1, total) if number is None and deal.wait() else number
+    return deal.take(1, total) if number is None and client.await_batch(deal) else number

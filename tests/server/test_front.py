@@ -1,21 +1,20 @@
-"""A server whose worker says nonsense: it is refused and counted, and the training of another goes on."""
+"""A server, or the coordinator, to whom a worker says nonsense: that is refused, and another worker trains on."""
 
 import json
-import time
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server.serving import ADDRESS, SECRET, Served, alone, client, copy, gradient, knock, links, serve
+from server.serving import Served, alone, client, copy, gradient, knock, links, serve
 
+from hocket.coordinator.service import Ask
 from hocket.errors import JobError, MismatchError
-from hocket.server import front
 from hocket.server.copies import DenseCopy
 from hocket.server.terms import Kind, Push, Terms
-from hocket.transport import door
-from hocket.transport.wire import HEADER, MAGIC, VERSION, Closed, Wire
+from hocket.transport.requests import Talk
+from hocket.transport.wire import HEADER, MAGIC, VERSION, Wire
 
 NO_SENSE = "messages that make no sense"
 ASYNCHRONOUS = Terms(staleness=None, groups=0)
@@ -24,7 +23,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-WORDS = ["number", "what", "shared", "definition", "epoch", "weight", "present", "groups", "batches", "pull", "first",
+WORDS = ["number", "what", "refused", "more", "in_step", "spare", "left", "nbytes",
+         "shared", "definition", "epoch", "weight", "present", "groups", "batches", "pull", "first",
          "rows", "queue", "done", "end", "total", "wait", "numbers", "state", "version", "described"]  # fmt: skip
 HEADS = st.dictionaries(st.sampled_from(WORDS), VALUES).flatmap(
     lambda head: st.sampled_from([1, "x", None, [], 2**80, float("inf")]).map(lambda table: {**head, "table": table})
@@ -48,47 +48,56 @@ class Trainer:
         assert torch.allclose(self._copy.parameters[0], alone(1, self._steps), rtol=1e-12, atol=1e-12)
 
 
-def join(served: Served) -> tuple[Wire, int]:
+def join(served: Served, to_coordinator: bool) -> tuple[Wire, int]:
     """Rank 1, and the number of the next message that it may send."""
-    wire = knock(served.ports[0], 1, "the same")
-    return wire, served.fronts[0]._peers[1].sequence + 1
+    wire = knock(served.coordinator_port if to_coordinator else served.ports[0], 1, "the same")
+    return wire, served.peer(1, None if to_coordinator else 0).sequence + 1
 
 
-def test_any_head_of_any_kind() -> None:
-    with serve(2, timeout=0.02) as served, client(links(served.ports, 0), 0, 2) as made:
+@pytest.fixture(params=["to a server", "to the coordinator"])
+def to_coordinator(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "to the coordinator")
+
+
+def refused(served: Served, to_coordinator: bool) -> dict[str, int]:
+    return served.refused_by_coordinator if to_coordinator else served.refused
+
+
+def test_any_head_of_any_kind(to_coordinator: bool) -> None:
+    with serve(2, timeout=0.02) as served, client(links(served, 0), 0, 2) as made:
         trainer = Trainer(copy(made, ASYNCHRONOUS))
 
         @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-        @given(kind=st.sampled_from(sorted(Kind)) | st.integers(0, 255), head=HEADS, body=st.binary(max_size=40))
+        @given(kind=st.sampled_from([*Kind, *Ask]) | st.integers(0, 255), head=HEADS, body=st.binary(max_size=40))
         def nonsense(kind: int, head: dict[str, Any], body: bytes) -> None:
-            if kind == Kind.BYE:
+            if kind == Talk.BYE:
                 return
             head["shared"] = False  # shared memory cannot come over TCP
-            wire, sequence = join(served)
+            wire, sequence = join(served, to_coordinator)
             wire.connection.settimeout(5.0)
             wire.send(kind, sequence, head, [memoryview(body)] if body else [])
             answer = wire.receive()
-            assert answer.kind in (Kind.REPLY, Kind.ERROR)
+            assert answer.kind in (Talk.REPLY, Talk.ERROR)
             assert answer.sequence == sequence
-            if answer.kind == Kind.ERROR:
+            if answer.kind == Talk.ERROR:
                 assert answer.head["text"]
             wire.close()
             trainer.step()
 
         nonsense()
         trainer.check()
-        assert served.refused[NO_SENSE] > 10
+        assert refused(served, to_coordinator)[NO_SENSE] > 10
 
 
-def test_any_bytes() -> None:
-    with serve(2, timeout=0.02) as served, client(links(served.ports, 0), 0, 2) as made:
+def test_any_bytes(to_coordinator: bool) -> None:
+    with serve(2, timeout=0.02) as served, client(links(served, 0), 0, 2) as made:
         trainer = Trainer(copy(made, ASYNCHRONOUS))
         begin = st.just(b"") | st.just(MAGIC + bytes([VERSION]))
 
         @settings(max_examples=150, deadline=None)
         @given(data=st.tuples(begin, st.binary(max_size=100)).map(b"".join))
         def nonsense(data: bytes) -> None:
-            wire, _ = join(served)
+            wire, _ = join(served, to_coordinator)
             wire.connection.sendall(data)
             wire.close()
             trainer.step()
@@ -98,9 +107,9 @@ def test_any_bytes() -> None:
 
 
 def test_a_body_of_the_wrong_length_is_refused_and_the_connection_goes_on() -> None:
-    with serve(1) as served, client(links(served.ports, 0), 0, 1) as made:
+    with serve(1) as served, client(links(served, 0), 0, 1) as made:
         found = copy(made, ASYNCHRONOUS)
-        link = made.links[0]
+        link = made.first
         head = {"table": 0, "epoch": 0, "weight": 1.0, "groups": None, "pull": False, "present": None, "batches": []}
         for length in (0, 8, 8 * 500):
             with pytest.raises(JobError, match="makes no sense"):
@@ -111,40 +120,35 @@ def test_a_body_of_the_wrong_length_is_refused_and_the_connection_goes_on() -> N
         trainer.check()
 
 
-def test_a_message_that_breaks_off_does_not_count() -> None:
-    with serve(2) as served, client(links(served.ports, 0), 0, 2) as made:
+def test_a_message_that_breaks_off_does_not_count(to_coordinator: bool) -> None:
+    with serve(2) as served, client(links(served, 0), 0, 2) as made:
         trainer = Trainer(copy(made, ASYNCHRONOUS))
-        head = json.dumps({"number": 1, "what": "x"}).encode()
-        whole = HEADER.pack(MAGIC, VERSION, Kind.GATHER, 0, 0, 1, len(head), 100) + head + bytes(100)
-        for length in range(0, len(whole), 7):
-            wire, sequence = join(served)
+        head = json.dumps({"number": 1, "what": "x", "table": 0}).encode()
+        kind, body = Ask.GATHER, 100
+        if not to_coordinator:
+            service = served.services[0]
+            service.define(1, service.tables[0].shard.definition, None)
+            kind, body = Kind.ASSIGN, sum(each.nbytes for each in service.desk(0, 1).parameters)
+        whole = HEADER.pack(MAGIC, VERSION, kind, 0, 0, 1, len(head), body) + head + bytes(body)
+        for length in range(0, len(whole), len(whole) // 30):
+            wire, sequence = join(served, to_coordinator)
             assert sequence == 1
             wire.connection.sendall(whole[:length])
             wire.close()
             trainer.step()
         trainer.check()
-        assert not served.services[0].meetings._meetings
-        assert not served.refused
+        assert not served.coordinator.service.meetings._meetings
+        assert not refused(served, to_coordinator)
 
 
 def test_the_descriptions_of_two_workers_must_agree() -> None:
     with (
         serve(2) as served,
-        client(links(served.ports, 0), 0, 2) as made,
-        client(links(served.ports, 1), 1, 2) as other,
+        client(links(served, 0), 0, 2) as made,
+        client(links(served, 1), 1, 2) as other,
     ):
         trainer = Trainer(copy(made, ASYNCHRONOUS))
         with pytest.raises(MismatchError, match="rank 1 describes other parameters"):
             copy(other, Terms(staleness=3, groups=0))
         trainer.step()
         trainer.check()
-
-
-def test_a_server_does_not_wait_for_who_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "SLACK", 0.05)
-    with serve(1) as served:
-        wire = door.knock(ADDRESS, served.ports[0], SECRET, 0, time.monotonic() + 5, encrypted=False)
-        with pytest.raises(Closed):
-            wire.receive()
-        wire.close()
-        assert served.refused == {NO_SENSE: 1}

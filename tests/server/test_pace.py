@@ -51,12 +51,18 @@ class Workers(RuleBasedStateMachine):
         self.pace.lose(rank)
         self.away.add(rank)
 
-    @rule(rank=st.integers(0, 4))
-    def come_back(self, rank: int) -> None:
-        """What comes from one that was taken for dead does not count, and it starts where others are."""
+    @rule(rank=st.integers(0, 4), early=st.integers(0, 2))
+    def come_back(self, rank: int, early: int) -> None:
+        """One push of one that was taken for dead does not count, nor any before its welcome; others are its start."""
         rank %= self.count
         if rank in self.away:
-            assert self.pace.arrive(rank, self.epoch[rank]) is None
+            for _ in range(early):
+                assert self.pace.arrive(rank, self.epoch[rank]) is None
+                assert rank not in self.pace.live, "only a welcome brings it back"
+            self.pace.welcome(rank)
+            assert rank in self.pace.live
+            if not early:
+                assert self.pace.arrive(rank, self.epoch[rank]) is None
             self.away.discard(rank)
             self.stopped.discard(rank)
             self.left.discard(rank)
@@ -180,7 +186,12 @@ def test_without_a_bound_nothing_is_late_but_what_was_dealt_again(others: int) -
     pace.version = others
     assert pace.arrive(1, 1) == others
     pace.lose(1)
+    pace.welcome(1)
     assert pace.arrive(1, 1) is None
+    assert pace.arrive(1, 1) is not None
+    pace.lose(1)
+    assert pace.arrive(1, 1) is None  # before anybody knows that it is there
+    pace.welcome(1)
     assert pace.arrive(1, 1) is not None
 
 

@@ -1,46 +1,32 @@
 """A connection that breaks at any point is made anew, and no update is lost or made twice."""
 
 import contextlib
+import dataclasses
 import random
-import time
+import threading
+from collections import Counter
 
 import pytest
 import torch
 from server.cutting import cutting
-from server.serving import (
-    SECRET,
-    Served,
-    alone,
-    client,
-    copy,
-    gradient,
-    knock,
-    links,
-    local_links,
-    serve,
-    together,
-    train,
-    until,
-)
+from server.serving import Served, alone, client, copy, gradient, links, serve, together, train, until
 
-from hocket.errors import DeadlineExceeded, JobError, ServerLost
-from hocket.server import link, session
+from hocket.coordinator.deal import Deal
 from hocket.server.client import Client
-from hocket.server.link import WireLink, join
-from hocket.server.terms import Kind, Push, Terms
-from hocket.transport import door
-from hocket.transport.wire import HEADER, Closed, Message, Wire, WireError
+from hocket.server.terms import Push, Terms
+from hocket.transport import door, replies, requests
+from hocket.transport.requests import Link, WireLink
 
 ASYNCHRONOUS = Terms(staleness=None, groups=0)
 STEPS = 12
-TWICE, BEFORE, NO_SENSE = "messages that came twice", "messages that were sent before", "messages that make no sense"
+TWICE = "messages that came twice"
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was cut off has time to come back, though this machine may be busy."""
-    monkeypatch.setattr(session, "GRACE", 30.0)
-    monkeypatch.setattr(link, "_AGAIN", 30.0)
+    monkeypatch.setattr(replies, "GRACE", 30.0)
+    monkeypatch.setattr(requests, "_AGAIN", 30.0)
 
 
 def assert_exact(found: torch.Tensor, workers: int, steps: int = STEPS) -> None:
@@ -57,7 +43,7 @@ def random_cuts(seed: int, count: int) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("seed", range(6))
 def test_one_asynchronous_worker_with_cuts(seed: int) -> None:
     with serve(1) as served, cutting(served.ports[0], random_cuts(seed, 8)) as proxy:
-        with client(links([proxy.port], 0), 0, 1) as made:
+        with client(links(served, 0, ports=[proxy.port]), 0, 1) as made:
             assert_exact(train(made, ASYNCHRONOUS, STEPS), 1)
         assert proxy.made > 1
         assert served.services[0].tables[0].version == STEPS
@@ -75,7 +61,7 @@ def test_bulk_synchronous_workers_with_cuts_to_two_servers(seed: int) -> None:
         ]
 
         def work(rank: int) -> torch.Tensor:
-            with client(links([proxy.port for proxy in proxies], rank), rank, 2) as made:
+            with client(links(served, rank, ports=[proxy.port for proxy in proxies]), rank, 2) as made:
                 return train(made, Terms(), STEPS)
 
         for found in together(2, work):
@@ -87,7 +73,7 @@ def test_bulk_synchronous_workers_with_cuts_to_two_servers(seed: int) -> None:
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_every_point_of_a_push(direction: str) -> None:
     """A cut after each of so many bytes of the exchange in which one update is made."""
-    with serve(1) as served, client(links([served.ports[0]], 0), 0, 1) as made:
+    with serve(1) as served, client(links(served, 0), 0, 1) as made:
         uncut = made.links[0]
         assert isinstance(uncut, WireLink) and uncut._wire is not None
         train(made, ASYNCHRONOUS, 1)
@@ -95,7 +81,7 @@ def test_every_point_of_a_push(direction: str) -> None:
     whole = before[direction == "down"]
     for cut in range(68, 68 + whole, max(1, whole // 25)):
         with serve(1) as served, cutting(served.ports[0], [(direction, cut)]) as proxy:
-            with client(links([proxy.port], 0), 0, 1) as made:
+            with client(links(served, 0, ports=[proxy.port]), 0, 1) as made:
                 assert_exact(train(made, ASYNCHRONOUS, 2), 1, 2)
             assert served.services[0].tables[0].version == 2
 
@@ -107,15 +93,14 @@ def test_cuts_while_a_worker_waits_for_another() -> None:
         found: list[Client] = []
 
         def work(rank: int) -> torch.Tensor:
-            with client(links([served.ports[0]], rank), rank, 2) as made:
+            with client(links(served, rank), rank, 2) as made:
                 if rank == 0:
                     found.append(made)
                 else:
                     until(lambda: bool(served.services[0].tables and served.services[0].tables[0]._group.contributions))
-                    mine, peer = found[0].links[0], served.fronts[0]._peers[0]
-                    assert isinstance(mine, WireLink) and mine._wire is not None
+                    mine, peer = found[0].links[0], served.peer(0)
                     before = peer.wire
-                    door.hang_up(mine._wire.connection)
+                    hang_up(mine)
                     until(lambda: peer.wire is not before)
                 return train_without_meeting(made)
 
@@ -133,152 +118,123 @@ def train_without_meeting(made: Client) -> torch.Tensor:
     return found.parameters[0].clone()
 
 
-class Recorder:
-    """Keeps the bytes of every message that a wire sends."""
-
-    def __init__(self, wire: Wire) -> None:
-        self.frames: list[bytes] = []
-        genuine = wire._send_all
-
-        def record(parts: list[memoryview]) -> None:
-            self.frames.append(b"".join(bytes(part.cast("B")) for part in parts if part.nbytes))
-            genuine(parts)
-
-        wire._send_all = record  # type: ignore[method-assign]
+def hang_up(link: Link) -> None:
+    assert isinstance(link, WireLink) and link._wire is not None
+    door.hang_up(link._wire.connection)
 
 
-def recorded(served: Served) -> tuple[list[bytes], str]:
-    """The messages of a worker that made some steps, and by what it is known."""
-    found = links([served.ports[0]], 0)
-    assert found[0]._wire is not None
-    recorder = Recorder(found[0]._wire)
-    nonce = served.fronts[0]._peers[0].nonce
-    made = Client(0, 1, found)
-    train(made, ASYNCHRONOUS, 3)
-    found[0]._wire.close()  # without a goodbye
-    return recorder.frames, nonce
+def through(served: Served, port: int) -> Served:
+    """The same, with the coordinator at another port."""
+    return dataclasses.replace(served, coordinator_port=port)
 
 
-def test_replayed_messages_are_not_done_again() -> None:
-    with serve(1) as served:
-        frames, nonce = recorded(served)
-        table = served.services[0].tables[0]
-        state = table.shard.flats[0].clone()  # type: ignore[attr-defined]
-        wire = knock(served.ports[0], 0, nonce)
-        for _ in range(3):
-            wire.connection.sendall(frames[-1])
-            assert wire.receive_bytes(wire.receive().body)  # the answer that it had
-        assert served.refused == {TWICE: 3}
-        wire.connection.sendall(frames[-2])
-        with pytest.raises(Closed):
-            wire.receive()
-        wire.close()
-        assert served.refused == {TWICE: 3, BEFORE: 1}
-        for frame in frames[:-1]:
-            wire = knock(served.ports[0], 0, nonce)
-            wire.connection.sendall(frame)
-            with pytest.raises(Closed):
-                wire.receive()
-            wire.close()
-        assert served.refused[BEFORE] == len(frames)
-        assert table.version == 3
-        assert table.tallies[0].pushes == 3
-        assert torch.equal(table.shard.flats[0], state)  # type: ignore[attr-defined]
+def train_dealt(made: Client, terms: Terms, total: int) -> list[int]:
+    """Train on batches as they are dealt; those that counted. The gradient follows from the number of the batch."""
+    found, deal, mine = copy(made, terms), Deal(made), list[int]()
+    made.paced, made.turn.epoch = [found.number], 1
+    made.gather("all are there", b"")
+    while (number := deal.take(1, total)) is not None or made.await_batch(deal):
+        if number is None:
+            continue
+        found.gradients[0].copy_(gradient(0, number, found.gradients[0].numel()))
+        if found.push(Push(epoch=1, batches=((deal.number, 1, number),))):
+            mine.append(number)
+        deal.finish([number])
+    found.pull()
+    return mine
 
 
-def test_a_message_from_the_future_is_refused() -> None:
-    with serve(1) as served:
-        wire = knock(served.ports[0], 0, "n")
-        wire.send(Kind.QUEUE, 7, {"queue": 0})
-        with pytest.raises(Closed):
-            wire.receive()
-        wire.close()
-        assert served.refused == {BEFORE: 1}
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_are_dealt_once_with_cuts_to_the_coordinator(seed: int) -> None:
+    with serve(2) as served, cutting(served.coordinator_port, random_cuts(100 + seed, 12)) as proxy:
+
+        def work(rank: int) -> list[int]:
+            with client(links(through(served, proxy.port), rank), rank, 2) as made:
+                return train_dealt(made, ASYNCHRONOUS, 30)
+
+        taken = together(2, work)
+        assert sorted(taken[0] + taken[1]) == list(range(30))
+        assert proxy.made > 2
+        assert served.services[0].tables[0].version == 30
+        assert served.said == []
 
 
-def test_a_second_process_of_a_rank_is_refused() -> None:
-    with serve(1) as served, client(links([served.ports[0]], 0), 0, 1) as made:
-        train(made, ASYNCHRONOUS, 1)
-        with pytest.raises(JobError, match="two processes of rank 0"):
-            knock(served.ports[0], 0, "another")
-        assert_exact(train(made, ASYNCHRONOUS, 2), 1, 2)
-        assert served.refused == {"a second process of a rank": 1}
-
-
-def test_who_proves_to_be_one_cannot_join_as_another() -> None:
+@pytest.mark.usefixtures("patient")
+def test_cuts_while_a_worker_waits_in_a_meeting() -> None:
+    """It comes back, and what it has given is in the meeting once."""
     with serve(2) as served:
-        until_then = time.monotonic() + 5
-        for role, number in (("worker", 1), ("server", 0), ("king", 0), ("worker", -1)):
-            wire = door.knock("127.0.0.1", served.ports[0], SECRET, 0, until_then, encrypted=False)
-            wire.send(Kind.JOIN, 0, {"role": role, "number": number, "nonce": "", "said": {}})
-            with pytest.raises(Closed):
-                wire.receive()
-            wire.close()
-        assert served.refused == {NO_SENSE: 4}
+        found: list[Client] = []
+
+        def work(rank: int) -> dict[int, bytes]:
+            with client(links(served, rank), rank, 2) as made:
+                if rank == 0:
+                    found.append(made)
+                else:
+                    until(lambda: bool(served.coordinator.service.meetings._meetings))
+                    peer = served.peer(0, None)
+                    before = peer.wire
+                    hang_up(found[0].link)
+                    until(lambda: peer.wire is not before)
+                return made.gather("a meeting", bytes([rank]))
+
+        assert together(2, work) == [{0: b"\0", 1: b"\1"}] * 2
+        assert served.refused_by_coordinator == {TWICE: 1}
+        assert served.said == []
 
 
-def test_a_garbled_answer_is_asked_for_again() -> None:
-    with serve(1) as served, client(links([served.ports[0]], 0), 0, 1) as made:
-        mine = made.links[0]
-        assert isinstance(mine, WireLink) and mine._wire is not None
-        genuine = mine._wire.receive
-        once = iter([True])
+@pytest.mark.parametrize("terms", [ASYNCHRONOUS, Terms(staleness=1, groups=0), Terms()])
+def test_who_is_cut_off_for_too_long_comes_back_and_its_batch_counts_once(
+    terms: Terms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch in its hand is dealt to the other; its next request brings it back, and it goes on with others."""
+    monkeypatch.setattr(replies, "GRACE", 0.0)
+    total, counted, both, lost, back = 16, Counter[int](), threading.Barrier(2), threading.Event(), threading.Event()
+    with serve(2) as served:
 
-        def receive() -> Message:
-            message = genuine()
-            if next(once, False):
-                raise WireError("no message begins with that")
-            return message
+        def work(rank: int) -> list[bool]:
+            with client(links(served, rank), rank, 2) as made:
+                found, deal, accepted = copy(made, terms), Deal(made), list[bool]()
+                made.paced, made.turn.epoch = [found.number], 1
+                made.gather("all are there", b"")
+                while (number := deal.take(1, total)) is not None or made.await_batch(deal):
+                    if number is None:
+                        continue
+                    if len(accepted) == 2:
+                        both.wait(20)  # have a batch in hand
+                        if rank == 1:
+                            hang_up(made.link)
+                            until(lambda: served.said != [])
+                            lost.set()
+                        assert lost.wait(20)
+                    elif len(accepted) == 3:  # the lost one has asked for a batch, and so come back
+                        if rank == 1:
+                            back.set()
+                        assert back.wait(20)
+                    accepted.append(found.push(Push(epoch=1, batches=((deal.number, 1, number),))))
+                    counted[number] += accepted[-1]
+                    deal.finish([number])
+                assert made.live() == [0, 1]
+                both.wait(20)  # nobody says goodbye before the other has looked
+                return accepted
 
-        mine._wire.receive = receive  # type: ignore[method-assign]
-        assert_exact(train(made, ASYNCHRONOUS, 4), 1, 4)
-
-
-@pytest.mark.parametrize("tcp", [True, False])
-def test_a_server_that_ends_is_told_to_all_who_wait(tcp: bool) -> None:
-    with serve(2, tcp=tcp) as served:
-        made = Client(0, 2, links(served.ports, 0) if tcp else local_links(served, 0))
-        waiting = served.services[0].meetings
-
-        def end() -> None:
-            until(lambda: bool(waiting._meetings))
-            served.fronts[0].close()
-
-        def wait() -> None:
-            with pytest.raises(ServerLost, match="server 0 has ended"):
-                made.gather("a meeting", b"")
-
-        together(2, lambda number: (end, wait)[number]())
-        made.close()
-        waiting.fail("over")  # its thread waits for rank 1
-
-
-def test_a_deadline_is_told_as_one() -> None:
-    with serve(2, timeout=0.2) as served, client(links(served.ports, 0), 0, 2) as made:
-        with pytest.raises(DeadlineExceeded, match="rank 1 did not come to a meeting"):
-            made.gather("a meeting", b"")
-        assert served.refused == {}
-
-
-def test_a_header_that_says_too_much_ends_only_its_own_connection() -> None:
-    with serve(2) as served, client(links(served.ports, 0), 0, 2) as made:
-        wire = knock(served.ports[0], 1, "n")
-        wire.connection.sendall(HEADER.pack(b"HOCK", 1, Kind.GATHER, 0, 0, 1, 1 << 31, 1 << 62))
-        with pytest.raises(Closed):
-            wire.receive()
-        wire.close()
-        until(lambda: served.said != [])
-        assert served.refused == {NO_SENSE: 1}
-        assert_exact(train(made, ASYNCHRONOUS, 3), 1, 3)
+        accepted = together(2, work)
+        assert counted == Counter(dict.fromkeys(range(total), 1))
+        assert all(accepted[0])
+        assert [index for index, each in enumerate(accepted[1]) if not each] == [2], "one push, and no more"
+        assert len(accepted[1]) > 3, "it is one of the workers again"
+        rounds = "; round 3 ends without it" if terms.staleness == 0 else ""
+        assert served.said == [f"hocket: rank 1 was lost{rounds}; 1 of its batches is dealt to others"]
+        assert not served.services[0].report().workers["1"]["lost"]
 
 
-def test_joining_is_the_first_that_is_said() -> None:
-    with serve(1) as served:
-        wire = door.knock("127.0.0.1", served.ports[0], SECRET, 0, time.monotonic() + 5, encrypted=False)
-        wire.send(Kind.PULL, 1, {"table": 0})
-        with pytest.raises(Closed):
-            wire.receive()
-        wire.close()
-        wire = door.knock("127.0.0.1", served.ports[0], SECRET, 0, time.monotonic() + 5, encrypted=False)
-        assert join(wire, 0, "n", time.monotonic() + 5)["answered"] == 0
-        wire.close()
+@pytest.mark.usefixtures("patient")
+def test_who_is_cut_off_from_a_server_alone_is_not_lost() -> None:
+    with serve(2) as served, client(links(served, 0), 0, 2) as made:
+        found = copy(made, ASYNCHRONOUS)
+        for _ in range(5):
+            hang_up(made.first)
+            assert found.push(Push())
+        assert served.services[0].tables[0].version == 5
+        assert made.live() == [0, 1]
+        assert served.said == []

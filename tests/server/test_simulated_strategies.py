@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server.simulated import SAMPLES, Job, Worker, are_equal, assert_close, loss_of, make_model, plain, take, values
 
+from hocket.coordinator.deal import Deal
 from hocket.errors import DeadlineExceeded
-from hocket.server.deal import Deal
-from hocket.server.direct import Speed
+from hocket.strategies.base import Why
+from hocket.transport.simulated import Speed
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
@@ -193,9 +194,9 @@ def test_softsync_collects_as_many_gradients_as_it_says(workers: int, n: int, to
 
     def work(worker: Worker) -> None:
         deal = Deal(worker.client)
-        while (number := take(deal, total)) is not None:
+        while (number := take(worker.client, deal, total)) is not None:
             worker.simulation.sleep(random.uniform(0.1, 2.0))
-            worker.client.turn.batches = [(deal.number, number)]
+            worker.client.turn.batches = [(deal.number, deal.epoch, number)]
             worker.step([number])
             deal.finish([number])
             done.append(number)
@@ -224,7 +225,7 @@ def test_the_rate_is_divided_by_more_staleness() -> None:
         worker.simulation.sleep(1.0 + worker.rank / 10)
         worker.step([worker.rank])
         worker.client.gather("the end", b"")
-        worker.strategy.refresh()
+        worker.strategy.settle(Why.REFRESH)
         return values(worker.model)
 
     many = Job("softsync(3, staleness_aware=True)", 3).run(work)
@@ -246,15 +247,14 @@ def test_the_rate_is_divided_by_more_staleness() -> None:
 def test_a_lost_worker_holds_nobody_back(strategy: str, servers: int) -> None:
     job = Job(strategy, 4, servers)
     said: list[str] = []
-    job.services[0].say = said.append
+    job.served.coordinator.say = said.append
 
     def work(worker: Worker) -> float:
         for step in range(6):
             worker.simulation.sleep(1.0)
             if worker.rank == 3 and step == 2:
                 worker.simulation.sleep(2.5)
-                for service in job.services:
-                    service.lose(3, "was lost")
+                job.served.coordinator.lose(3, "was lost")
                 break
             worker.step([step * 4 + worker.rank])
         return worker.simulation.now()
@@ -271,7 +271,7 @@ def test_rounds_go_on_without_a_lost_worker() -> None:
         for step in range(5):
             if worker.rank == 2 and step == 2:
                 worker.simulation.sleep(1.0)
-                job.services[0].lose(2, "was lost")
+                job.served.coordinator.lose(2, "was lost")
                 return []
             worker.step([step * 3 + worker.rank])
         return values(worker.model)
@@ -378,7 +378,7 @@ def test_downpour_is_what_the_paper_says(
             worker.simulation.sleep(duration)
             worker.step([(step * len(times) + worker.rank) % SAMPLES])
         worker.client.gather("the end", b"")
-        worker.strategy.refresh()
+        worker.strategy.settle(Why.REFRESH)
         last.append(values(worker.model))
 
     job.run(work)
@@ -410,12 +410,12 @@ def dealing(
 
     def work(worker: Worker) -> list[int]:
         deal, mine = Deal(worker.client), []
-        while (number := take(deal, total)) is not None:
+        while (number := take(worker.client, deal, total)) is not None:
             worker.simulation.sleep(durations[worker.rank])
             if worker.rank == lost and mine:
-                job.services[0].lose(worker.rank, "was lost")
+                job.served.coordinator.lose(worker.rank, "was lost")
                 return mine
-            worker.client.turn.batches = [(deal.number, number)]
+            worker.client.turn.batches = [(deal.number, deal.epoch, number)]
             worker.step([number % SAMPLES])
             mine.append(number)
             deal.finish([number])
@@ -446,9 +446,9 @@ def test_what_was_taken_at_once_is_for_others_when_batches_get_slow() -> None:
     job = Job("asynchronous", 3)
 
     def work(worker: Worker) -> list[int]:
-        deal, mine = Deal(worker.client, worker.simulation.now), []
+        deal, mine = Deal(worker.client), []
         deal.leases = True
-        while (number := take(deal, 3000)) is not None:
+        while (number := take(worker.client, deal, 3000)) is not None:
             worker.simulation.sleep(10.0 if worker.rank == 1 and len(mine) >= 100 else 0.001)
             mine.append(number)
             deal.finish([number])

@@ -165,7 +165,7 @@ def test_a_warm_start_is_waited_for_with_patience_or_without() -> None:
 
 def test_a_norm_over_servers_of_which_one_has_died_is_told() -> None:
     """Without that, the round would wait for the lost one until the timeout."""
-    with serve(1, servers=2) as served, client(links(served.ports, 0), 0, 1) as made:
+    with serve(1, servers=2) as served, client(links(served, 0), 0, 1) as made:
         found = copy(made, Terms(clip=1.0))
         served.fronts[1].close()
         with pytest.raises(ServerLost, match="server 1 has ended"):
@@ -173,7 +173,7 @@ def test_a_norm_over_servers_of_which_one_has_died_is_told() -> None:
 
 
 def test_a_norm_for_which_server_0_is_gone_is_told() -> None:
-    with serve(1, servers=2) as served, client(links(served.ports, 0), 0, 1) as made:
+    with serve(1, servers=2) as served, client(links(served, 0), 0, 1) as made:
         found = copy(made, Terms(clip=1.0))
         served.fronts[0].close()
         with pytest.raises(ServerLost, match="server 0 has ended"):
@@ -182,7 +182,7 @@ def test_a_norm_for_which_server_0_is_gone_is_told() -> None:
 
 def test_failing_optimizers_do_not_harm_other_updates() -> None:
     """Over a connection: the error comes once, and the next step is as if nothing had been."""
-    with serve(1) as served, client(links(served.ports, 0), 0, 1) as made:
+    with serve(1) as served, client(links(served, 0), 0, 1) as made:
         train(made, Terms(staleness=None, groups=0), 1)
         found = copy(made, Terms(staleness=None, groups=0), stubborn())
         flat = found.gradients[0]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 MAX_STEPS = 19  # in the third of epochs of 8
 
@@ -38,7 +38,7 @@ def until_max_steps(strategy: str) -> dict[str, Any]:
         "steps": steps,
         "seen": seen,
         "weights": weights,
-        "samples": current().samples,
+        "samples": current().training.counts.samples,
         "mean": hocket.mean(float(hocket.rank())),
     }
 
@@ -47,7 +47,7 @@ def until_max_steps(strategy: str) -> dict[str, Any]:
 def test_with_max_steps_over_several_epochs(pool: Pool, workers: int) -> None:
     mirrored = pool.run(workers, until_max_steps, "mirrored")
     first, again = (pool.run(workers, until_max_steps, "bsp", servers=2) for _ in range(2))
-    assert pool.served[0][0]["updates"] == MAX_STEPS
+    assert pool.served[0]["updates"] == MAX_STEPS
     for one, two, three in zip(mirrored, first, again, strict=True):
         for key in ("steps", "seen", "weights", "samples", "mean"):
             assert one[key] == two[key] == three[key], key

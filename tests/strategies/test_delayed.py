@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.job.runtime import current
+from hocket.job.worker import current
 from hocket.strategies.delayed import DelayedTraining
 from job.test_checkpoint import train
 
@@ -160,8 +160,8 @@ def left_loops() -> list[float]:
             break
         hocket.barrier()  # the next call that all ranks make
         seen.append(float(model.weight))
-    (strategy,) = current().strategies
-    assert not strategy.holds and strategy.steps == 2 == current().step
+    (strategy,) = current().training.strategies
+    assert not strategy.holds and strategy.steps == 2 == current().training.counts.step
     return seen
 
 
@@ -208,7 +208,7 @@ def with_nan() -> int:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hocket.distribute(model, optimizer, strategy="delayed")
-    (strategy,) = current().strategies
+    (strategy,) = current().training.strategies
     assert isinstance(strategy, DelayedTraining)
     for step in range(4):
         optimizer.zero_grad()
@@ -307,7 +307,7 @@ def resumed_otherwise(folder: str) -> list[str]:
         model = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         hocket.distribute(model, optimizer, strategy=strategy)
-        current().strategies[:] = current().strategies[-1:]
+        current().training.strategies[:] = current().training.strategies[-1:]
         printed = io.StringIO()
         with contextlib.redirect_stderr(printed):
             if said:

@@ -13,7 +13,7 @@ from strategies.training import Case, loop, make, together
 
 import hocket
 from hocket.errors import StrategyError
-from hocket.job.runtime import current
+from hocket.job.worker import current
 from hocket.strategies.diloco import DiLoCoTraining
 from hocket.strategies.fragments import divide
 
@@ -22,7 +22,7 @@ MOMENTUM = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01}
 
 
 def training() -> DiLoCoTraining:
-    found = current().strategies[0]
+    found = current().training.strategies[0]
     assert isinstance(found, DiLoCoTraining)
     return found
 
@@ -219,7 +219,7 @@ def count_bytes(strategy: str) -> int:
     """What a worker has handed over in twelve steps."""
     case = Case(samples=3 * 12 * 2, epochs=1)
     loop(case, *hocket.distribute(*make(case, 1), strategy=strategy), held=None)
-    return sum(each.sent for each in current().strategies)
+    return sum(each.sent for each in current().training.strategies)
 
 
 def test_what_is_sent_in_every_step_is_counted_alike(pool: Pool) -> None:

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket import specs
 from hocket.errors import StrategyError
 from hocket.events import Facts, Record
-from hocket.job.runtime import current
-from hocket.observe.predicted import PredictedSummary
-from hocket.strategies import choices
+from hocket.job.worker import current
+from hocket.observe.summaries import PredictedSummary
 from job.test_checkpoint import train
 
 MOMENTUM = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
@@ -90,16 +90,16 @@ def test_in_phases(pool: Pool) -> None:
 @pytest.mark.parametrize("text", ["dmb", "dmb()", "dmb(extra=None)", "mirrored -> dmb @ epoch 2"])
 def test_the_number_must_be_given(text: str) -> None:
     with pytest.raises(StrategyError, match=r"dmb\(extra=1\); or use 'delayed'"):
-        choices.parse(text)
+        specs.parse(text)
 
 
 def test_numbers(pool: Pool) -> None:
-    assert choices.parse("dmb(2)") == hocket.DMB(extra=2)
-    assert choices.write(hocket.DMB(extra=2)) == "dmb(extra=2)"
+    assert specs.parse("dmb(2)") == hocket.DMB(extra=2)
+    assert specs.write(hocket.DMB(extra=2)) == "dmb(extra=2)"
     with pytest.raises(StrategyError, match="extra=-1 must be 0"):
-        choices.parse("dmb(extra=-1)")
+        specs.parse("dmb(extra=-1)")
     with pytest.raises(StrategyError, match=r"delayed, dmb\(extra=1\), full_batch"):
-        choices.parse("sgd")
+        specs.parse("sgd")
     with pytest.raises(RemoteError, match=r"strategy 'dmb': say how many .* or use 'delayed'"):
         pool.run(1, bare)
 
@@ -127,7 +127,7 @@ def watched(batches: int) -> dict[str, Any]:
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
     data = DataLoader(TensorDataset(torch.arange(1.0, 11.0).double().repeat_interleave(4).view(-1, 1)), 2)
     model, optimizer, loader = hocket.distribute(model, optimizer, data, strategy=hocket.DMB(extra=2))
-    (strategy,) = current().strategies
+    (strategy,) = current().training.strategies
     kept = current().sink = Kept()  # type: ignore[assignment]
     seen: dict[str, Any] = {"weights": [], "gradients": [], "exchanges": []}
     for number, (x,) in enumerate(loader, start=1):
@@ -144,9 +144,9 @@ def watched(batches: int) -> dict[str, Any]:
             break
     hocket.barrier()
     seen["end"] = float(model.weight.detach())
-    current().tell_again()
+    current().teller.tell_again()
     seen["facts"] = [record.values for record in kept.taken if isinstance(record, Facts)][-1]
-    seen["holds"], seen["step"] = strategy.holds, current().step
+    seen["holds"], seen["step"] = strategy.holds, current().training.counts.step
     return seen
 
 
@@ -207,7 +207,7 @@ def with_nan(step_with_nan: int) -> int:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hocket.distribute(model, optimizer, strategy="dmb(extra=1)")
-    (strategy,) = current().strategies
+    (strategy,) = current().training.strategies
     for step in range(4):
         optimizer.zero_grad()
         x = torch.full((1, 2), float("nan") if step == step_with_nan and hocket.rank() == 1 else 1.0)
@@ -241,7 +241,7 @@ def with_closure() -> tuple[list[float], list[float], int]:
 
         losses.append(float(optimizer.step(closure)))
         weights.append(float(model.weight.detach()))
-    return weights, losses, current().step
+    return weights, losses, current().training.counts.step
 
 
 def test_closures(pool: Pool) -> None:
@@ -269,7 +269,7 @@ def saved_by_another(folder: str, first: str, second: str) -> float:
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         hocket.distribute(model, optimizer, strategy=strategy)
-        current().strategies[:] = current().strategies[-1:]
+        current().training.strategies[:] = current().training.strategies[-1:]
         if results:
             hocket.load(folder, model=model, optimizer=optimizer)
         model(torch.ones(1, 1)).sum().backward()

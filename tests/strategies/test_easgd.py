@@ -13,14 +13,14 @@ from strategies.training import Case, make
 from torch import nn
 
 import hocket
-from hocket.job.runtime import current
+from hocket.job.worker import current
 from hocket.strategies.elastic import ElasticTraining
 
 KINDS = [(2, 0, None), (3, 0, [2, 1]), (1, 1, None), (2, 1, None), (3, 2, None)]  # workers, servers, hosts
 
 
 def training() -> ElasticTraining:
-    found = current().strategies[0]
+    found = current().training.strategies[0]
     assert isinstance(found, ElasticTraining)
     return found
 
@@ -220,7 +220,7 @@ def poisoned(strategy: str) -> tuple[int, torch.Tensor]:
         (((model(x) - y) ** 2).mean() * factor).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return current().strategies[0].skipped, flat(model.parameters())
+    return current().training.strategies[0].skipped, flat(model.parameters())
 
 
 @pytest.mark.parametrize("strategy", ["easgd(period=2)", "diloco(period=3)", "diloco(period=3, fragments=2)"])
@@ -276,7 +276,7 @@ def momenta(folder: str) -> list[float]:
             ((model(x) - y) ** 2).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        current().strategies.clear()
+        current().training.strategies.clear()
         if not folder:
             continue
         hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()

@@ -109,9 +109,9 @@ def train(what: str, model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch
 
 
 def hocket_is_alone() -> bool:
-    from hocket.job import runtime
+    from hocket.job import worker
 
-    return runtime._current is None
+    return worker.find() is None
 
 
 def build(what: str) -> tuple[nn.Module, Any]:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.job.checkpoint.resuming import _saver
-from hocket.job.runtime import current
+from hocket.job.checkpoint.save_load_resume import _saver
+from hocket.job.worker import current
 
 WOLFE = {"lr": 1.0, "max_iter": 5, "history_size": 3, "line_search_fn": "strong_wolfe"}
 PLAIN = {"lr": 0.3, "max_iter": 4, "history_size": 3}
@@ -63,7 +63,7 @@ def together(case: Case, form: str) -> Any:
         loader = DataLoader(loader.dataset, batch_sampler=[cut.tolist() for cut in cuts])
     loader = hocket.distribute(loader=loader)
     result = train(case, model, optimizer, loader, form)
-    assert current().strategies[0].steps == result[2]  # one exchange for each call
+    assert current().training.strategies[0].steps == result[2]  # one exchange for each call
     return result
 
 

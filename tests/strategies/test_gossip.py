@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.comm.rounds import Kind
 from hocket.errors import StrategyError
-from hocket.job.checkpoint.saving import Saver
-from hocket.job.runtime import current
-from hocket.strategies.choices.text import parse
+from hocket.job.checkpoint.saver import Saver
+from hocket.job.worker import current
+from hocket.specs import parse
+from hocket.strategies.base import Why
 
 KINDS = ["gossip", "gossip(order='adapt_while_combine')", "gossip(push_sum=True)", "gossip(asynchronous=True)"]
 
@@ -49,7 +50,7 @@ def loops(strategy: str, batches: int, stop: int | None = None) -> dict[str, Any
             if count == stop:
                 break
     hocket.barrier()  # a loop that was left is settled with the next call of all
-    strategy_at_work: Any = current().strategies[0]
+    strategy_at_work: Any = current().training.strategies[0]
     return {
         "state": [value.clone() for value in model.state_dict().values()],
         "seen": seen,
@@ -64,7 +65,7 @@ def finish_last() -> dict[str, Any]:
     for x, _ in loader:
         step(model, optimizer, x)
     hocket.barrier()
-    at_work: Any = current().strategies[0]
+    at_work: Any = current().training.strategies[0]
     at_work.take_facts()
     deadline = time.monotonic() + 30
     while hocket.rank() == 0 and not at_work._peers.lost:  # the other one has finished
@@ -75,13 +76,13 @@ def finish_last() -> dict[str, Any]:
 
 
 def test_who_has_finished_was_not_lost(pool: Pool) -> None:
-    assert pool.run(2, finish_last, servers=1) == [{}, {}]
+    assert pool.run(2, finish_last, coordinated=True) == [{}, {}]
 
 
 @pytest.mark.parametrize("strategy", KINDS)
 @pytest.mark.parametrize("batches", [1, 10])
 def test_every_sample_counts_once_and_replicas_are_equal_in_the_end(pool: Pool, strategy: str, batches: int) -> None:
-    many = pool.run(3, loops, strategy, batches, servers=1)
+    many = pool.run(3, loops, strategy, batches, coordinated=True)
     seen = Counter(number for found in many for number in found["seen"])
     assert seen == dict.fromkeys(range(2 * batches), 3)
     for found in many:
@@ -93,7 +94,7 @@ def test_every_sample_counts_once_and_replicas_are_equal_in_the_end(pool: Pool, 
 
 @pytest.mark.parametrize("strategy", KINDS)
 def test_loops_that_are_left(pool: Pool, strategy: str) -> None:
-    many = pool.run(3, loops, strategy, 12, 2, servers=1)
+    many = pool.run(3, loops, strategy, 12, 2, coordinated=True)
     assert [found["rounds"] for found in many] == [6, 6, 6]
     for found in many:
         for mine, theirs in zip(many[0]["state"], found["state"], strict=True):
@@ -116,7 +117,7 @@ def train_with_death(strategy: str, victim: int, folder: str) -> dict[str, Any]:
             step(model, optimizer, x)
             with done.open("a") as file:  # one write, which is appended as a whole
                 file.write("".join(f"{int(number)}\n" for number in numbers))
-    at_work: Any = current().strategies[0]
+    at_work: Any = current().training.strategies[0]
     return {
         "state": [value.clone() for value in model.state_dict().values()],
         "live": at_work._peers.live,
@@ -136,7 +137,7 @@ def train_with_death(strategy: str, victim: int, folder: str) -> dict[str, Any]:
 )
 def test_a_killed_worker(pool: Pool, tmp_path: Path, strategy: str, victim: int, transport: str) -> None:
     results = pool.outcomes_with_death(
-        4, train_with_death, victim, strategy, victim, str(tmp_path), servers=1, transport=transport
+        4, train_with_death, victim, strategy, victim, str(tmp_path), coordinated=True, transport=transport
     )
     left = [rank for rank in range(4) if rank != victim]
     for rank in left:
@@ -147,7 +148,7 @@ def test_a_killed_worker(pool: Pool, tmp_path: Path, strategy: str, victim: int,
             assert torch.equal(mine, theirs)
     counted = Counter(int(line) for line in (tmp_path / "done").read_text().split())
     assert counted == dict.fromkeys(range(48), 2)  # its last batch was dealt again
-    assert pool.served[0][1] == [f"hocket: rank {victim} was lost; 1 of its batches is dealt to others"]
+    assert pool.said == [f"hocket: rank {victim} was lost; 1 of its batches is dealt to others"]
 
 
 class Enough(Exception):
@@ -158,21 +159,21 @@ def train_with_checkpoints(strategy: str, stop: int | None) -> dict[str, Any]:
     model, optimizer, loader = start(strategy, 12)
     position = hocket.resume(model=model, optimizer=optimizer, loader=loader)
     first = [value.clone() for value in model.state_dict().values()]
-    at_work: Any = current().strategies[0]
+    at_work: Any = current().training.strategies[0]
     merged: list[torch.Tensor] = []
-    take = at_work.refresh
+    take = at_work.settle
 
-    def refresh() -> None:
-        take()
+    def settle(why: Why) -> None:
+        take(why)
         if at_work._is_merging:
             merged[:] = [value.clone() for value in model.state_dict().values()]
 
-    at_work.refresh = refresh
+    at_work.settle = settle
     seen: list[int] = []
     taken = position.step
     for _ in range(position.epoch, 2):
         for x, numbers in loader:
-            saver = current().saver
+            saver = current().training.saver
             if isinstance(saver, Saver):
                 saver.settle()
             if taken == stop:
@@ -188,8 +189,8 @@ def train_with_checkpoints(strategy: str, stop: int | None) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", [KINDS[0], KINDS[2], KINDS[3]])
 def test_rank_0_saves_the_mean_while_others_train(pool: Pool, tmp_path: Path, strategy: str) -> None:
     settings = {"checkpoint": str(tmp_path), "checkpoint_every": 2}
-    before = pool.run(2, train_with_checkpoints, strategy, 3, servers=1, **settings)
-    after = pool.run(2, train_with_checkpoints, strategy, None, servers=1, **settings)
+    before = pool.run(2, train_with_checkpoints, strategy, 3, coordinated=True, **settings)
+    after = pool.run(2, train_with_checkpoints, strategy, None, coordinated=True, **settings)
     assert before[0]["merged"] and not before[1]["merged"]
     for rank in range(2):
         assert after[rank]["step"] == 2
@@ -231,12 +232,12 @@ def be_late_between_loops(folder: str) -> float:
 
 
 def test_averages_with_one_that_is_between_its_loops_are_not_lost(pool: Pool, tmp_path: Path) -> None:
-    assert pool.run(2, be_late_between_loops, str(tmp_path), servers=1) == pytest.approx([-9.0, -9.0], rel=1e-9)
+    assert pool.run(2, be_late_between_loops, str(tmp_path), coordinated=True) == pytest.approx([-9.0, -9.0], rel=1e-9)
 
 
 def push_over_a_slow_link(leaves: bool) -> float:
     model, optimizer, loader = start_constant("gossip(push_sum=True)", 21)
-    peers: Any = current().strategies[0]._peers  # type: ignore[attr-defined]
+    peers: Any = current().training.strategies[0]._peers  # type: ignore[attr-defined]
     take = peers.handlers[Kind.DATA]
 
     def slow(*args: Any) -> None:
@@ -256,7 +257,7 @@ def push_over_a_slow_link(leaves: bool) -> float:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_what_was_pushed_late_counts(pool: Pool, leaves: bool) -> None:
-    assert pool.run(2, push_over_a_slow_link, leaves, servers=1) == pytest.approx([-3.15, -3.15], rel=1e-9)
+    assert pool.run(2, push_over_a_slow_link, leaves, coordinated=True) == pytest.approx([-3.15, -3.15], rel=1e-9)
 
 
 def follow_a_schedule() -> int:
@@ -271,13 +272,13 @@ def follow_a_schedule() -> int:
 
 
 def test_the_schedule_of_survivors_is_long_enough(pool: Pool) -> None:
-    first, second, _ = pool.outcomes_with_death(3, follow_a_schedule, 2, servers=1)
+    first, second, _ = pool.outcomes_with_death(3, follow_a_schedule, 2, coordinated=True)
     assert first + second >= 28  # more than 10 each
 
 
 def evaluate_with_gradients() -> tuple[bool, float]:
     model, optimizer, loader = start_constant("gossip(order='adapt_while_combine')", 20)
-    at_work: Any = current().strategies[0]
+    at_work: Any = current().training.strategies[0]
     begun = False
     for _ in range(2):
         model(torch.ones(1, 3, dtype=torch.float64))
@@ -292,7 +293,7 @@ def evaluate_with_gradients() -> tuple[bool, float]:
 
 
 def test_a_forward_pass_outside_of_loops_exchanges_nothing(pool: Pool) -> None:
-    found = pool.run(2, evaluate_with_gradients, servers=1)
+    found = pool.run(2, evaluate_with_gradients, coordinated=True)
     assert [begun for begun, _ in found] == [False, False]
     assert [value for _, value in found] == pytest.approx([-2.0, -2.0], rel=1e-9)
 
@@ -304,7 +305,7 @@ def test_a_word_without_quotes() -> None:
 
 def break_a_link(strategy: str) -> tuple[list[int], list[int], float]:
     model, optimizer, loader = start_constant(strategy, 20)
-    peers: Any = current().strategies[0]._peers  # type: ignore[attr-defined]
+    peers: Any = current().training.strategies[0]._peers  # type: ignore[attr-defined]
     for epoch in range(2):
         for count, (x,) in enumerate(loader):
             if hocket.rank() == 0 and count == 3 and epoch == 0:
@@ -317,6 +318,6 @@ def break_a_link(strategy: str) -> tuple[list[int], list[int], float]:
 
 @pytest.mark.parametrize("strategy", KINDS)
 def test_a_broken_link_of_two_that_are_alive_holds_until_the_end_of_the_loop(pool: Pool, strategy: str) -> None:
-    for live, lost, value in pool.run(2, break_a_link, strategy, servers=1):
+    for live, lost, value in pool.run(2, break_a_link, strategy, coordinated=True):
         assert live == [0, 1] and not lost
         assert abs(value + 2.0) < 0.5  # what was under way may be lost

@@ -10,7 +10,8 @@ from strategies.training import Case, alone, assert_equal, together, with_mean_s
 
 import hocket
 from hocket.comm.graphs import Graph
-from hocket.job.runtime import current
+from hocket.job.worker import current
+from hocket.strategies.base import Why
 
 STEPS = 7
 RATE = 0.05
@@ -30,14 +31,14 @@ RATE = 0.05
 )
 def test_the_complete_graph_is_mirrored(pool: Pool, workers: int, strategy: str, options: str) -> None:
     case = Case(options=SGD[options], groups=True, samples=8 * 3 * workers)
-    many = pool.run(workers, together, case, strategy, servers=1)
+    many = pool.run(workers, together, case, strategy, coordinated=True)
     assert_equal(alone(case, workers), with_mean_state(many), 1e-9)
 
 
 @pytest.mark.parametrize("fields", [{"transport": "gloo"}, {"transport": "gloo", "tls": "on"}])
 def test_over_tcp(pool: Pool, fields: dict[str, Any]) -> None:
     case = Case(options=SGD["nesterov"], samples=72)
-    many = pool.run(3, together, case, "gossip(topology='complete')", servers=1, **fields)
+    many = pool.run(3, together, case, "gossip(topology='complete')", coordinated=True, **fields)
     assert_equal(alone(case, 3), with_mean_state(many), 1e-9)
 
 
@@ -70,7 +71,7 @@ def train(strategy: str, rate: float = RATE, spread: float = 0.0) -> list[torch.
         optimizer.step()
         optimizer.zero_grad()
         found.append(vector(model))
-    current().strategies[0].settle()
+    current().training.strategies[0].settle(Why.END)
     return [*found, vector(model)]
 
 
@@ -122,7 +123,7 @@ def simulate(workers: int, graph: Graph, kind: str, period: int = 1) -> list[tor
 )
 def test_it_is_what_the_matrix_says(pool: Pool, workers: int, topology: str, kind: str, period: int) -> None:
     told = "push_sum=True" if kind == "push_sum" else f"order={kind!r}"
-    many = pool.run(workers, train, f"gossip(topology={topology!r}, {told}, period={period})", servers=1)
+    many = pool.run(workers, train, f"gossip(topology={topology!r}, {told}, period={period})", coordinated=True)
     expected = simulate(workers, Graph(topology), kind, period)
     for step, rows in enumerate(expected):
         for rank, row in enumerate(rows):
@@ -144,7 +145,7 @@ def test_it_is_what_the_matrix_says(pool: Pool, workers: int, topology: str, kin
     ],
 )
 def test_mixing_preserves_the_mean_and_brings_together(pool: Pool, workers: int, options: str) -> None:
-    many = pool.run(workers, train, f"gossip({options})", 0.0, 1.0, servers=1)
+    many = pool.run(workers, train, f"gossip({options})", 0.0, 1.0, coordinated=True)
     before = torch.stack([found[0] for found in many])
     for rank in range(workers):
         assert torch.allclose(many[rank][-1], before.mean(0), rtol=1e-9, atol=1e-9)

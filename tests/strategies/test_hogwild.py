@@ -1,7 +1,6 @@
-"""Hogwild: one worker is plain, nothing is lost under a lock, and in turns every gradient is P - 1 updates late."""
+"""Hogwild: one worker is plain, and nothing is lost under a lock."""
 
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hocket
-from hocket.job.checkpoint.saving import Saver
-from hocket.job.runtime import current
+from hocket.job.checkpoint.saver import Saver
+from hocket.job.worker import current
 
-KINDS = ["hogwild", "hogwild(locked=True)", "hogwild(round_robin=True)"]
+KINDS = ["hogwild", "hogwild(locked=True)"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -27,68 +26,26 @@ def test_one_worker_is_plain_to_the_bit(pool: Pool, name: str) -> None:
     case = Case(optimizer=optimizer, options=options, groups=True, clip=0.5)
     plain = alone(case, 1)
     for kind in KINDS:
-        found = pool.run(1, together, case, kind, servers=1)[0]
+        found = pool.run(1, together, case, kind, coordinated=True)[0]
         assert all(map(torch.equal, plain["parameters"], found["parameters"])), kind
         assert plain["norms"] == found["norms"]
-
-
-def in_turns(case: Case) -> tuple[list[list[Any]], list[torch.Tensor]]:
-    """The batches that this worker had in each epoch, and the parameters in the end."""
-    model, optimizer, loader = hocket.distribute(*make(case, 1), strategy="hogwild(round_robin=True)")
-    seen: list[list[Any]] = []
-    for _ in range(case.epochs):
-        seen.append([])
-        for x, y in loader:
-            seen[-1].append((x, y))
-            ((model(x) - y) ** 2).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return seen, [parameter.detach().clone() for parameter in model.parameters()]
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_in_turns_every_gradient_is_as_late_as_there_are_others(pool: Pool, workers: int) -> None:
-    case = Case(samples=95)
-    found = pool.run(workers, in_turns, case, servers=1)
-    model, _, _ = make(case, 1)
-    parameters = list(model.parameters())
-
-    def gradient(at: list[torch.Tensor], batch: Any) -> Any:
-        named = dict(zip((name for name, _ in model.named_parameters()), at, strict=True))
-        own = {name: value.clone().requires_grad_() for name, value in named.items()}
-        loss = ((torch.func.functional_call(model, own, batch[0]) - batch[1]) ** 2).mean()
-        return torch.autograd.grad(loss, list(own.values()))
-
-    now = [parameter.detach().clone() for parameter in parameters]
-    for epoch in range(case.epochs):
-        rest = [list(seen[epoch]) for seen, _ in found]
-        copies = [[value.clone() for value in now] for _ in rest]
-        while any(rest):
-            for rank, batches in enumerate(rest):
-                if batches:
-                    late = gradient(copies[rank], batches.pop(0))
-                    now = [value - 0.05 * change for value, change in zip(now, late, strict=True)]
-                    copies[rank] = [value.clone() for value in now]
-    for _, ended in found:
-        assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(now, ended, strict=True))
-    assert sum(len(batches) for seen, _ in found for batches in seen) == 2 * 32
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_sample_counts_once_and_all_have_one_model(pool: Pool, kind: str) -> None:
     for processes in (0, 2) if kind == "hogwild" else (0,):
-        check(pool.run(3, train, kind, processes, servers=1))
+        check(pool.run(3, train, kind, processes, coordinated=True))
 
 
-@pytest.mark.parametrize(("kind", "dies"), [(KINDS[0], 0), (KINDS[1], 2), (KINDS[2], 2)])
+@pytest.mark.parametrize(("kind", "dies"), [(KINDS[0], 0), (KINDS[1], 2)])
 def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, kind: str, dies: int) -> None:
-    found = pool.outcomes_with_death(3, train, dies, kind, 0, dies, servers=1)
+    found = pool.outcomes_with_death(3, train, dies, kind, 0, dies, coordinated=True)
     check([result for rank, result in enumerate(found) if rank != dies])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_leaves_a_loop_early_holds_back_nobody(pool: Pool, kind: str) -> None:
-    assert pool.run(2, leaving_early, kind, servers=1) == [40, 40]
+    assert pool.run(2, leaving_early, kind, coordinated=True) == [40, 40]
 
 
 def close_late(kind: str) -> None:
@@ -103,15 +60,15 @@ def close_late(kind: str) -> None:
         model(x).sum().backward()
         optimizer.step()
     hocket.barrier()
-    runtime = current()
-    runtime.has_left = True
-    runtime.communicator.leave(True)
+    worker = current()
+    worker.has_left = True
+    worker.communicator.leave(True)
     batches.close()
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
 def test_a_loop_that_is_closed_after_the_goodbye_says_nothing(pool: Pool, kind: str) -> None:
-    pool.run(2, close_late, kind, servers=1)
+    pool.run(2, close_late, kind, coordinated=True)
 
 
 class Stream(IterableDataset[Any]):
@@ -142,7 +99,7 @@ def from_streams(kind: str) -> tuple[int, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_of_one_s_own_may_differ_in_length(pool: Pool, kind: str) -> None:
-    found = pool.run(3, from_streams, kind, servers=1)
+    found = pool.run(3, from_streams, kind, coordinated=True)
     assert [taken for taken, _ in found] == [10, 2, 10]
     for _, parameters in found:  # when the loop is over, it is over for everybody
         assert all(map(torch.equal, found[0][1], parameters))
@@ -163,10 +120,9 @@ def add_up(kind: str) -> torch.Tensor:
     return model.weight.detach().clone()
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_no_update_is_lost_under_a_lock_or_in_turns(pool: Pool, kind: str) -> None:
+def test_no_update_is_lost_under_a_lock(pool: Pool) -> None:
     whole = -torch.arange(400 * 5000, dtype=torch.float64).view(400, 5000).sum(0, keepdim=True)
-    for weight in pool.run(3, add_up, kind, servers=1):
+    for weight in pool.run(3, add_up, KINDS[1], coordinated=True):
         assert torch.allclose(weight, whole, rtol=1e-12, atol=0)
 
 
@@ -193,7 +149,7 @@ def sparse(optimizer: str, options: dict[str, Any], kind: str | None) -> tuple[t
 @pytest.mark.parametrize(("optimizer", "options"), [("SGD", {"lr": 0.5}), ("Adagrad", {"lr": 0.1})])
 def test_only_rows_that_a_batch_touches_are_changed(pool: Pool, optimizer: str, options: dict[str, Any]) -> None:
     plain, _ = sparse(optimizer, options, None)
-    for weight, largest in pool.run(3, sparse, optimizer, options, "hogwild", servers=1):
+    for weight, largest in pool.run(3, sparse, optimizer, options, "hogwild", coordinated=True):
         assert torch.allclose(weight, plain, rtol=1e-12, atol=1e-12)
         assert largest == 4 * 7
 
@@ -209,7 +165,7 @@ def resumed(stop: int | None, kind: str) -> tuple[int, int, torch.Tensor]:
     taken = 0
     for _ in range(position.epoch, 2):
         for a, b in loader:
-            saver = current().saver
+            saver = current().training.saver
             if isinstance(saver, Saver):
                 saver.settle()  # else the next checkpoint is left out on a busy machine
             ((model(a) - b) ** 2).mean().backward()
@@ -225,31 +181,16 @@ def resumed(stop: int | None, kind: str) -> tuple[int, int, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_training_goes_on(pool: Pool, tmp_path: Any, kind: str) -> None:
-    settings: dict[str, Any] = {"checkpoint": str(tmp_path), "checkpoint_every": 4, "servers": 1}
-    whole = pool.run(1, resumed, None, kind, servers=1, checkpoint=str(tmp_path / "whole"))[0]
+    settings: dict[str, Any] = {"checkpoint": str(tmp_path), "checkpoint_every": 4, "coordinated": True}
+    whole = pool.run(1, resumed, None, kind, coordinated=True, checkpoint=str(tmp_path / "whole"))[0]
     pool.run(1, resumed, 9, kind, **settings)
     step, taken, weight = pool.run(1, resumed, None, kind, **settings)[0]
     assert step == 8 and taken == 48 - 8
     assert torch.allclose(weight, whole[2], rtol=1e-9, atol=1e-9)
-    pool.run(2, resumed, 9, kind, servers=1, checkpoint=str(tmp_path / "two"), checkpoint_every=4)
-    found = pool.run(3, resumed, None, kind, servers=1, checkpoint=str(tmp_path / "two"), checkpoint_every=4)
+    pool.run(2, resumed, 9, kind, coordinated=True, checkpoint=str(tmp_path / "two"), checkpoint_every=4)
+    found = pool.run(3, resumed, None, kind, coordinated=True, checkpoint=str(tmp_path / "two"), checkpoint_every=4)
     assert 48 - 2 * 9 <= sum(result[1] for result in found) <= 48 - 4
     assert all(torch.equal(found[0][2], result[2]) for result in found)
-
-
-def stuck(kind: str) -> None:
-    model, optimizer, loader = hocket.distribute(*make(Case(), 1), strategy=kind)
-    for number, (x, y) in enumerate(loader):
-        if hocket.rank() == 1 and number == 0:
-            time.sleep(1.5)  # it is alive, and does something else
-        ((model(x) - y) ** 2).mean().backward()
-        optimizer.step()
-
-
-def test_waiting_for_a_turn_has_a_deadline_that_names_the_rank(pool: Pool) -> None:
-    outcomes = pool.outcomes(2, stuck, KINDS[2], servers=1, timeout=1.0)
-    assert isinstance(outcomes[0], RemoteError) and outcomes[0].kind == "DeadlineExceeded"
-    assert "rank 1 did not take its turn within 1 s" in outcomes[0].message
 
 
 def start(strategy: str) -> None:
@@ -270,8 +211,8 @@ def leave_the_copy(how: str) -> None:
 
 def test_bad_input_is_told_in_one_line(pool: Pool) -> None:
     for settings, text in (
-        ({"hosts": [1, 1], "servers": 1, "transport": "gloo"}, "the workers are on 2 hosts"),
-        ({"servers": 1, "transport": "gloo"}, "leave out --transport gloo"),
+        ({"hosts": [1, 1], "coordinated": True, "transport": "gloo"}, "the workers are on 2 hosts"),
+        ({"coordinated": True, "transport": "gloo"}, "leave out --transport gloo"),
         ({"servers": 2}, "leave out --servers 2"),
         ({}, "say --strategy hogwild to hocket run"),
     ):
@@ -279,11 +220,11 @@ def test_bad_input_is_told_in_one_line(pool: Pool) -> None:
             pool.run(2, start, "hogwild", **settings)
     for how in ("assign", "type"):
         with pytest.raises(RemoteError, match=r"replaced or changed|has left the copy"):
-            pool.run(1, leave_the_copy, how, servers=1)
+            pool.run(1, leave_the_copy, how, coordinated=True)
 
 
 def load_something() -> list[torch.Tensor]:
-    model, optimizer, loader = hocket.distribute(*make(Case(), 1), strategy="hogwild(round_robin=True)")
+    model, optimizer, loader = hocket.distribute(*make(Case(), 1), strategy="hogwild(locked=True)")
     model.load_state_dict({name: torch.full_like(value, 0.5) for name, value in model.state_dict().items()})
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for x, y in loader:
@@ -293,18 +234,18 @@ def load_something() -> list[torch.Tensor]:
 
 
 def test_what_is_loaded_is_shared(pool: Pool) -> None:
-    for values in pool.run(2, load_something, servers=1):
+    for values in pool.run(2, load_something, coordinated=True):
         assert all(bool((value == 0.5).all()) for value in values)
 
 
 def load_a_part() -> list[float]:
-    """Rank 0's copy is older than the shared parameters by the step of rank 1."""
+    """Both ranks have changed what is not loaded."""
     model: Any = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Sequential(nn.Linear(1, 1, bias=False))).double()
     nn.init.zeros_(model[0].weight)
     nn.init.ones_(model[1][0].weight)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
     loader: Any = DataLoader(TensorDataset(torch.ones(2, 1).double()), 1)
-    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy="hogwild(round_robin=True)")
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy="hogwild(locked=True)")
     hocket.barrier()
     for _ in range(2):
         model[0].weight.grad = torch.ones_like(model[0].weight)
@@ -317,7 +258,7 @@ def load_a_part() -> list[float]:
 
 
 def test_what_is_not_loaded_stays_as_it_is(pool: Pool) -> None:
-    assert pool.run(2, load_a_part, servers=1) == [[-4.0, 7.0, -4.0, 8.0]] * 2
+    assert pool.run(2, load_a_part, coordinated=True) == [[-4.0, 7.0, -4.0, 8.0]] * 2
 
 
 def without_rank_0() -> str:
@@ -332,4 +273,4 @@ def without_rank_0() -> str:
 
 
 def test_collectives_without_rank_0(pool: Pool) -> None:
-    assert pool.outcomes_with_death(3, without_rank_0, 0, servers=1)[1:] == ["1.0", "1.0"]
+    assert pool.outcomes_with_death(3, without_rank_0, 0, coordinated=True)[1:] == ["1.0", "1.0"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+from pool import Pool, needs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,7 +41,7 @@ def leaving_after_a_step(strategy: str) -> list[int]:
 
 
 def test_a_loop_that_is_left_after_a_step_has_done_that_batch(pool: Pool) -> None:
-    found = pool.run(2, leaving_after_a_step, "hogwild", servers=1)
+    found = pool.run(2, leaving_after_a_step, "hogwild", coordinated=True)
     assert sorted(found[0] + found[1]) == list(range(40))
 
 
@@ -62,9 +62,9 @@ def keeping_gradients(strategy: str, batches: int) -> tuple[int, int]:
     return taken, since
 
 
-@pytest.mark.parametrize("strategy", ["hogwild", "hogwild(round_robin=True)", "asynchronous"])
+@pytest.mark.parametrize("strategy", ["hogwild", "hogwild(locked=True)", "asynchronous"])
 def test_nobody_waits_for_gradients_that_are_kept_at_the_end(pool: Pool, strategy: str) -> None:
-    found = pool.run(2, keeping_gradients, strategy, 11, servers=1, timeout=20.0)
+    found = pool.run(2, keeping_gradients, strategy, 11, **needs(strategy), timeout=20.0)
     assert sum(taken for taken, _ in found) == 22
 
 
@@ -93,8 +93,8 @@ def going_on(strategy: str, folder: str) -> tuple[list[int], float]:
 def test_what_was_saved_within_a_batch_goes_on_with_what_had_no_step(pool: Pool, tmp_path: Any, strategy: str) -> None:
     for when in ("before", "after"):
         folder = str(tmp_path / when)
-        assert pool.run(1, saving, strategy, folder, when, servers=1) == [10.0]
-        assert pool.run(1, going_on, strategy, folder, servers=1) == [([5, 6, 7, 8, 9], 10.0)]
+        assert pool.run(1, saving, strategy, folder, when, **needs(strategy)) == [10.0]
+        assert pool.run(1, going_on, strategy, folder, **needs(strategy)) == [([5, 6, 7, 8, 9], 10.0)]
 
 
 def scheduled(strategy: str) -> tuple[int, int]:
@@ -111,6 +111,6 @@ def scheduled(strategy: str) -> tuple[int, int]:
 
 
 def test_schedulers_follow_all_workers(pool: Pool) -> None:
-    found = pool.run(2, scheduled, "hogwild", servers=1)
+    found = pool.run(2, scheduled, "hogwild", coordinated=True)
     assert sum(taken for taken, _ in found) == 60
     assert {length for _, length in found} == {30}

@@ -11,11 +11,10 @@ from strategies.training import Case, alone, assert_equal, together
 from torch import nn
 
 import hocket
-from hocket.comm import gpu
-from hocket.comm import hosts as comm_hosts
-from hocket.comm.layout import Limits
+from hocket.comm import communicator as comm_communicator
+from hocket.comm.layout import Limits, bucket_limits
 from hocket.errors import MismatchError
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 HOSTS = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 1, 1), (2, 2, 1), (2, 3)]
 ADAM: dict[str, Any] = {"optimizer": "Adam", "options": {"lr": 0.01}}
@@ -23,12 +22,12 @@ ADAM: dict[str, Any] = {"optimizer": "Adam", "options": {"lr": 0.01}}
 
 def in_small_buckets(case: Case, strategy: str) -> Any:
     """Training with many buckets, although the models are small."""
-    original = comm_hosts.bucket_limits
-    comm_hosts.bucket_limits = gpu.bucket_limits = lambda _: Limits(64, 512)
+    original = comm_communicator.bucket_limits
+    comm_communicator.bucket_limits = lambda _: Limits(64, 512)
     try:
         return together(case, strategy)
     finally:
-        comm_hosts.bucket_limits = gpu.bucket_limits = original
+        comm_communicator.bucket_limits = original
 
 
 def check(pool: Pool, case: Case, hosts: tuple[int, ...], strategy: str, tolerance: float = 1e-9) -> None:
@@ -88,7 +87,7 @@ def unfreeze(strategy: str, only: int | None) -> Any:
     model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(4))).double()
     model[1].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    comm_hosts.bucket_limits = lambda _: Limits(64, 4096)
+    comm_communicator.bucket_limits = lambda _: Limits(64, 4096)
     try:
         hocket.distribute(model, optimizer, strategy=strategy)
         x = torch.randn(12, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -99,7 +98,7 @@ def unfreeze(strategy: str, only: int | None) -> Any:
             optimizer.step()
             optimizer.zero_grad()
     finally:
-        comm_hosts.bucket_limits = gpu.bucket_limits
+        comm_communicator.bucket_limits = bucket_limits
     return [p.detach().clone() for p in model.parameters()]
 
 
@@ -123,7 +122,7 @@ def spoil_once(on_nan: str) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    comm_hosts.bucket_limits = lambda _: Limits(64, 4096)
+    comm_communicator.bucket_limits = lambda _: Limits(64, 4096)
     try:
         hocket.distribute(model, optimizer, on_nan=on_nan)
         changes = []
@@ -135,7 +134,7 @@ def spoil_once(on_nan: str) -> list[float]:
             optimizer.zero_grad()
             changes.append(float((model[0].weight - before).abs().max()))
     finally:
-        comm_hosts.bucket_limits = gpu.bucket_limits
+        comm_communicator.bucket_limits = bucket_limits
     return changes
 
 
@@ -196,19 +195,19 @@ def sent_early() -> int:
     model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(6)))
     model[:3].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    comm_hosts.bucket_limits = lambda _: Limits(64, 512)
+    comm_communicator.bucket_limits = lambda _: Limits(64, 512)
     try:
         hocket.distribute(model, optimizer)
         early: list[int] = []
         for _ in range(3):
             loss = model(torch.ones(2, 20)).sum()
-            (strategy,) = current().strategies
-            averager = strategy.collector._averager
-            model[3].weight.register_post_accumulate_grad_hook(lambda _, a=averager: early.append(a._next))
+            (strategy,) = current().training.strategies
+            algorithm = strategy.collector._exchange._turns[0].algorithm
+            model[3].weight.register_post_accumulate_grad_hook(lambda _, a=algorithm: early.append(a._next))
             loss.backward()
             optimizer.zero_grad()
     finally:
-        comm_hosts.bucket_limits = gpu.bucket_limits
+        comm_communicator.bucket_limits = bucket_limits
     return early[-1]
 
 

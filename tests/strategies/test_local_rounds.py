@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 
 def make(samples: int = 48, batch: int = 4, strategy: str = "local_sgd(period=4)", **options: Any) -> Any:
@@ -94,7 +94,7 @@ def with_other_iterators(strategy: str) -> tuple[int, bool]:
         for x, _ in loader:
             model(x)
         assert all(map(torch.equal, before, model.parameters()))
-    (trained,) = current().strategies
+    (trained,) = current().training.strategies
     return trained.batches, same_everywhere(model)
 
 
@@ -127,7 +127,7 @@ def skipping(folder: str) -> int:
         step(model, optimizer, (x * float("nan") if number == 1 and hocket.rank() else x, y))
         if number == 2:
             hocket.save(folder, model=model, optimizer=optimizer, loader=loader).wait()
-    return current().common_step
+    return current().training.counts.common_step
 
 
 def test_a_step_that_one_rank_skips_does_not_part_them(pool: Pool, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def not_a_number(on_rank: int) -> int:
         if number == 1 and hocket.rank() == on_rank:
             x = x * float("nan")
         step(model, optimizer, (x, y))
-    return sum(strategy.skipped for strategy in current().strategies)
+    return sum(strategy.skipped for strategy in current().training.strategies)
 
 
 def test_a_gradient_that_is_not_finite_is_this_workers_matter(pool: Pool) -> None:
@@ -262,7 +262,7 @@ def closed(on_rank: int) -> tuple[int, bool]:
 
         optimizer.step(closure)
     finite = all(bool(p.isfinite().all()) for p in model.parameters())
-    return current().strategies[0].skipped, finite
+    return current().training.strategies[0].skipped, finite
 
 
 def test_gradients_of_closures_are_judged(pool: Pool) -> None:
@@ -274,7 +274,7 @@ def test_gradients_of_closures_are_judged(pool: Pool) -> None:
 
 def grown() -> int:
     model, optimizer, loader = make(strategy="local_sgd(period=1, growth=2.0, every=1, most=4)")
-    strategy: Any = current().strategies[0]
+    strategy: Any = current().training.strategies[0]
     strategy.batches = 5000
     for batch in loader:
         step(model, optimizer, batch)
@@ -312,7 +312,7 @@ def stopped(folder: str, first: str, second: str) -> list[int]:
     sent = []
     for batch in loader:
         step(model, optimizer, batch)
-        sent.append(current().strategies[-1].sent)
+        sent.append(current().training.strategies[-1].sent)
     return sent
 
 
@@ -350,7 +350,7 @@ def skipped_first(strategy: str, skips: int) -> tuple[bool, bool]:
         step(model, optimizer, (x, y * float("nan") if number < skips and hocket.rank() == 1 else y))
         if number == 1:
             before = list(optimizer.state)
-            with current().strategies[0].merged():
+            with current().training.strategies[0].merged():
                 assert not optimizer.state  # not all have any
             assert list(optimizer.state) == before
     state = [optimizer.state[p] for p in model.parameters()]
@@ -410,7 +410,7 @@ def merged() -> list[bool]:
 
     def look() -> None:
         before = [tensor.clone() for tensor in model.state_dict().values()]
-        with current().strategies[0].merged():
+        with current().training.strategies[0].merged():
             same.append(all(map(torch.equal, before, model.state_dict().values())))
 
     for number, batch in enumerate(loader):

@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import hocket
-from hocket.comm import gpu
-from hocket.comm import hosts as comm_hosts
+from hocket.capture import noise
+from hocket.capture.noise import Gauge
+from hocket.comm import communicator as comm_communicator
 from hocket.comm.layout import Limits
 from hocket.events import Gradients
-from hocket.job.runtime import current
+from hocket.job.worker import current
 from hocket.observe.gradients import GradientSummary
-from hocket.strategies import noise
-from hocket.strategies.noise import Gauge
+from hocket.strategies.base import Why
 
 STRATEGIES = ["mirrored", "central", "central(fused=True)", "delayed"]
 WIDTH, STEPS = 40, 9
@@ -44,12 +44,12 @@ def every_step() -> Any:
 
 @contextlib.contextmanager
 def small_buckets() -> Any:
-    original = comm_hosts.bucket_limits
-    comm_hosts.bucket_limits = gpu.bucket_limits = lambda _: Limits(64, 512)
+    original = comm_communicator.bucket_limits
+    comm_communicator.bucket_limits = lambda _: Limits(64, 512)
     try:
         yield
     finally:
-        comm_hosts.bucket_limits = gpu.bucket_limits = original
+        comm_communicator.bucket_limits = original
 
 
 def sums(gauge: Gauge) -> list[float]:
@@ -78,8 +78,8 @@ def known(
             optimizer.step()
             optimizer.zero_grad()
             told.append([float(x) * scale for g in gradients for x in g.flatten()])
-        current().strategies[0].settle()  # delayed fetches the last average
-    gauge = current().strategies[0].gauges[0]
+        current().training.strategies[0].settle(Why.END)  # delayed fetches the last average
+    gauge = current().training.strategies[0].gauges[0]
     if device != "cpu":
         torch.cuda.synchronize()
         gauge.settle()
@@ -154,7 +154,7 @@ def train_linear(strategy: str, epochs: int, batch: int, accumulate: int = 1) ->
                 if not held:
                     optimizer.step()
                     optimizer.zero_grad()
-    report = current().strategies[0].gauges[0].report(0)
+    report = current().training.strategies[0].gauges[0].report(0)
     assert report is not None
     return report
 
@@ -193,7 +193,7 @@ def uneven(strategy: str) -> tuple[float, bool]:
                 model(inputs).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    gauge = current().strategies[0].gauges[0]
+    gauge = current().training.strategies[0].gauges[0]
     return sums(gauge)[0], gauge.knows_samples
 
 
@@ -212,7 +212,7 @@ def infinite() -> tuple[int, int]:
             (model.weight.sum() * value).backward()
             optimizer.step()
             optimizer.zero_grad()
-    gauge = current().strategies[0].gauges[0]
+    gauge = current().training.strategies[0].gauges[0]
     return gauge.steps, gauge.looks
 
 
@@ -229,7 +229,7 @@ def switching() -> list[tuple[int, int]]:
             model(torch.randn(2, 3)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    return [(gauge.steps, gauge.looks) for gauge in current().strategies[0].gauges]
+    return [(gauge.steps, gauge.looks) for gauge in current().training.strategies[0].gauges]
 
 
 def test_a_switch_has_a_gauge_for_each(pool: Pool) -> None:
@@ -243,7 +243,7 @@ def alone() -> int:
     for _ in range(9):
         model(torch.randn(2, 3)).sum().backward()
         optimizer.step()
-    return current().strategies[0].gauges[0].looks
+    return current().training.strategies[0].gauges[0].looks
 
 
 def test_one_worker_has_nothing_to_compare(pool: Pool) -> None:

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket import specs
 from hocket.errors import StrategyError
-from hocket.job.checkpoint.resuming import _saver
-from hocket.job.runtime import current
-from hocket.strategies import choices
-from hocket.strategies.choices import LocalSGD, Mirrored, Switch
+from hocket.job.checkpoint.save_load_resume import _saver
+from hocket.job.worker import current
+from hocket.specs import LocalSGD, Mirrored, Switch
 from hocket.strategies.phases import PhasedTraining
 from job.test_checkpoint import train
 
@@ -24,10 +24,10 @@ MOMENTUM = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
 
 def test_a_switch_can_be_written_and_read() -> None:
     text = "mirrored -> local_sgd(period=4) @ epoch 2 -> diloco(period=50) @ step 900 -> easgd @ decay"
-    choice = choices.parse(text)
-    assert choices.write(choice) == text
-    assert choices.parse(" mirrored->local_sgd( period = 4 )@epoch  2->diloco(50) @step 900->easgd@decay ") == choice
-    assert choices.parse("mirrored -> local_sgd @ epoch 3") == Switch((Mirrored(), LocalSGD()), ("epoch 3",))
+    choice = specs.parse(text)
+    assert specs.write(choice) == text
+    assert specs.parse(" mirrored->local_sgd( period = 4 )@epoch  2->diloco(50) @step 900->easgd@decay ") == choice
+    assert specs.parse("mirrored -> local_sgd @ epoch 3") == Switch((Mirrored(), LocalSGD()), ("epoch 3",))
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_a_switch_can_be_written_and_read() -> None:
 )
 def test_what_cannot_be_a_switch_is_said_in_one_line(text: str, said: str) -> None:
     with pytest.raises(StrategyError) as caught:
-        choices.parse(text)
+        specs.parse(text)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_switch_needs_no_servers() -> None:
-    choices.check_fit(choices.parse("mirrored -> local_sgd @ epoch 3"), 2, 0)
+    specs.parse("mirrored -> local_sgd @ epoch 3").check_fit(2, 0)
     with pytest.raises(StrategyError, match="leave out --servers 1"):
-        choices.check_fit(choices.parse("mirrored -> easgd @ epoch 3"), 2, 1)
+        specs.parse("mirrored -> easgd @ epoch 3").check_fit(2, 1)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def phases_without_a_loader() -> list[int]:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hocket.distribute(model, optimizer, strategy="mirrored -> local_sgd(period=2) @ step 3 -> mirrored @ step 6")
-    (strategy,) = current().strategies
+    (strategy,) = current().training.strategies
     assert isinstance(strategy, PhasedTraining)
     seen = []
     for _ in range(8):
@@ -160,7 +160,7 @@ def warming_up() -> list[int]:
     strategy = "local_sgd(period=2, after='decay')"
     model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 4 if step < 4 else 0.1)
-    (phased,) = current().strategies
+    (phased,) = current().training.strategies
     assert isinstance(phased, PhasedTraining)
     phases = []
     for (x,) in loader:
@@ -190,7 +190,7 @@ def phase_after_one_batch() -> int:
         if step == 8:
             _saver(current()).settle()
             break
-    phased = [each for each in current().strategies if isinstance(each, PhasedTraining)]
+    phased = [each for each in current().training.strategies if isinstance(each, PhasedTraining)]
     return phased[0].phase if phased else -1
 
 
@@ -202,4 +202,4 @@ def test_more_workers_go_on_in_the_phase_that_it_is_time_for(pool: Pool, tmp_pat
 
 def test_a_switch_of_texts_is_refused_in_one_line() -> None:
     with pytest.raises(StrategyError, match=r"'mirrored' is no choice of a strategy: give one, for example LocalSGD"):
-        choices.write(Switch(("mirrored", "local_sgd"), ("epoch 3",)))  # type: ignore[arg-type]
+        specs.write(Switch(("mirrored", "local_sgd"), ("epoch 3",)))  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ from strategies.training import Case, make
 from torch import nn
 
 import hocket
+from hocket import specs
 from hocket.errors import StrategyError
-from hocket.strategies import choices
 
 STRATEGIES = ["mirrored", "central", "central(fused=True)"]
 
@@ -31,14 +31,14 @@ STRATEGIES = ["mirrored", "central", "central(fused=True)"]
 )
 def test_wrong_strategies_are_explained(text: str, message: str) -> None:
     with pytest.raises(StrategyError) as error:
-        choices.parse(text)
+        specs.parse(text)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["mirrored", "central", "central(fused=True)"])
 def test_strategies_are_read_as_they_are_written(text: str) -> None:
-    assert choices.write(choices.parse(text)) == text
-    assert choices.parse(text + "()" if "(" not in text else text) == choices.parse(text)
+    assert specs.write(specs.parse(text)) == text
+    assert specs.parse(text + "()" if "(" not in text else text) == specs.parse(text)
 
 
 def differ(what: str) -> None:

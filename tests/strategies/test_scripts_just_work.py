@@ -11,7 +11,7 @@ from strategies.training import Case, alone, assert_same_state, loop, make, make
 from torch import nn
 
 import hocket
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 STRATEGIES = ["mirrored", "central", "central(fused=True)"]
 ADAM = Case(optimizer="Adam", options={"lr": 0.01})
@@ -316,7 +316,7 @@ def one_copy() -> tuple[list[bool], int]:
         for tensor in tensors:
             tensor.fill_(42)
     hocket.barrier()
-    return [bool((tensor == 42).all()) for tensor in tensors], len(current().strategies)
+    return [bool((tensor == 42).all()) for tensor in tensors], len(current().training.strategies)
 
 
 def test_central_keeps_one_copy_of_parameters_and_state(pool: Pool) -> None:
@@ -383,5 +383,5 @@ def nothing_added() -> None:
     model, optimizer, loader = make(Case(), 1)
     m, o, new = hocket.distribute(model, optimizer, loader, strategy="central(fused=True)")
     assert new.dataset is loader.dataset and new.weight == 1.0 and "step" not in vars(o) and not m._forward_hooks
-    assert current().strategies == []
+    assert current().training.strategies == []
     assert alone(Case(), 1)["norms"] == []

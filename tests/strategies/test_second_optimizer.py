@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
+from pool import Pool, needs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -51,7 +51,7 @@ def two_phases(strategy: str, kind: str, again: bool) -> tuple[list[torch.Tensor
     if again:
         with pytest.raises(hocket.errors.UsageError, match="was replaced"):
             optimizer.step()
-    return [p.detach().clone() for p in model.parameters()], hocket.job.runtime.current().step
+    return [p.detach().clone() for p in model.parameters()], hocket.job.worker.current().training.counts.step
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,7 @@ def test_mirrored_is_exact_with_any_optimizer(pool: Pool) -> None:
     ],
 )  # fmt: skip
 def test_elsewhere_it_is_refused_at_its_first_step(pool: Pool, strategy: str) -> None:
-    servers = int(strategy in ("bsp", "asynchronous", "downpour", "gossip", "hogwild"))
-    for outcome in pool.outcomes(2, two_phases, strategy, "SGD", False, servers=servers):
+    for outcome in pool.outcomes(2, two_phases, strategy, "SGD", False, **needs(strategy)):
         assert outcome.kind == "StrategyError"
         assert "was not given to hocket.distribute()" in outcome.message and "before its first step" in outcome.message
 

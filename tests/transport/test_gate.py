@@ -8,7 +8,7 @@ import pytest
 from pool import Pool, RemoteError
 
 import hocket
-from hocket.job.runtime import current
+from hocket.job.worker import current
 from hocket.transport.gate import Gate, ranks
 
 

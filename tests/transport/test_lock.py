@@ -10,7 +10,6 @@ import pytest
 from hocket.errors import DeadlineExceeded
 from hocket.transport.area import Area
 from hocket.transport.lock import SharedLock
-from hocket.transport.rota import Rota
 
 COUNTS = 2048  # where in the area the test keeps numbers of its own
 
@@ -71,28 +70,3 @@ def test_the_lock_of_a_dead_process_is_free_and_that_of_a_stopped_one_is_named(a
         mine.__enter__()
     with mine:
         pass
-
-
-def test_turns_pass_over_who_has_left_or_died(area: Area) -> None:
-    mine = Rota(area, 0, 0, 3, 5.0)
-
-    def be_dead_soon() -> None:
-        Rota(area, 0, 2, 3, 5.0).begin([0, 2])
-
-    with process(be_dead_soon):
-        mine.wait()
-        mine.pass_on()  # to rank 2, since rank 1 does not take part
-    mine.wait()  # it is dead now
-    mine.pass_on()
-    mine.wait()  # there is nobody else
-    mine.leave()
-    mine.wait()
-
-
-def test_who_keeps_a_turn_is_named(area: Area) -> None:
-    mine = Rota(area, 0, 0, 2, 0.3)
-    with process(lambda: Rota(area, 0, 1, 2, 5.0).begin([1, 0])):
-        mine.wait()
-        mine.pass_on()
-        with pytest.raises(DeadlineExceeded, match=r"rank 1 did not take its turn within 0.3 s"):
-            mine.wait()

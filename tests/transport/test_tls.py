@@ -13,9 +13,9 @@ import pytest
 from server.serving import until
 
 from hocket.config import Config
-from hocket.server.front import encrypted
 from hocket.transport import door, tls
 from hocket.transport.proof import NotProved
+from hocket.transport.requests import encrypted
 from hocket.transport.wire import Wire
 from transport.test_door import ADDRESS, NAME, REASON, SECRET, descriptors, opened, speak, threads
 

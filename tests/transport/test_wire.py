@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hocket.transport.wire import HEADER, MAGIC, MOST_BODY, MOST_HEAD, VERSION, Closed, Wire, WireError
+from hocket.transport.wire import HEADER, MAGIC, MOST_BODY, MOST_HEAD, VERSION, Closed, Decoder, Wire, WireError, encode
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats(allow_nan=False) | st.text(),
@@ -109,8 +109,8 @@ def test_a_part_of_a_message_is_waited_for_only_so_long() -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"magic": b"HTTP"}, "no message begins with"),
-        ({"nothing": 1}, "no message begins with"),
+        ({"magic": b"HTTP"}, "no message of Hocket's"),
+        ({"nothing": 1}, "no message of Hocket's"),
         ({"version": VERSION + 1}, "install the same Hocket"),
         ({"heads": MOST_HEAD + 1}, "longer than is allowed"),
         ({"heads": 2**32 - 1}, "longer than is allowed"),
@@ -121,6 +121,24 @@ def test_a_part_of_a_message_is_waited_for_only_so_long() -> None:
 def test_corrupt_headers_are_refused(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(WireError, match=words):
         hear(frame(**bad))
+
+
+@given(st.lists(st.tuples(HEADS, st.binary(max_size=300)), max_size=5), st.integers(1, 40))
+def test_a_decoder_gives_whole_messages_however_they_are_cut(messages: list[tuple[Any, bytes]], step: int) -> None:
+    data = b"".join(encode(7, head, body) for head, body in messages)
+    decoder, got = Decoder(), []
+    for start in range(0, len(data), step):
+        got += decoder.feed(data[start : start + step])
+    expected = [(7, json.loads(json.dumps(head)), body) for head, body in messages]
+    assert [(message.kind, message.head, body) for message, body in got] == expected
+
+
+@pytest.mark.parametrize(
+    "data", [b"Welcome!", b"x" + frame(), frame(heads=101), frame(bodies=2**62), frame(b"[1]"), frame(version=99)]
+)
+def test_a_decoder_refuses_what_is_no_message(data: bytes) -> None:
+    with pytest.raises(WireError):
+        Decoder(most_head=100, most_body=100).feed(data)
 
 
 @pytest.mark.parametrize("head", [b"[1]", b"7", b"null", b'"text"'])

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hocket.comm.communicator import Averager, Communicator
-from hocket.comm.layout import Layout
+from hocket.comm.communicator import Communicator
 from hocket.transport.gate import Description
-
-
-class _AloneAverager(Averager):
-    def __init__(self, layout: Layout) -> None:
-        self.slots = layout.allocate()
-        self.all_slots = [self.slots]
-        self.results = layout.allocate()
-
-    def average(self, number: int, payload: int, what: Description) -> list[int]:
-        for result, slot in zip(self.results, self.slots, strict=True):
-            result.copy_(slot)
-        return [payload]
 
 
 class AloneCommunicator(Communicator):
@@ -47,9 +34,6 @@ class AloneCommunicator(Communicator):
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         return [data]
-
-    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
-        return _AloneAverager(layout)
 
     def leave(self, failed: bool) -> None:
         """Nobody to tell."""

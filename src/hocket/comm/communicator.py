@@ -1,80 +1,27 @@
-"""The contracts of this layer: collectives by hand, and the repeated average that training needs."""
+"""The contract of a group of workers: collectives by hand, and the exchanges that training repeats."""
 
 from __future__ import annotations
 
+import functools
 import platform
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, TypeVar, cast
 
 import torch
 
-from hocket.comm.layout import Layout, Limits
+from hocket.comm.algorithms import choose
+from hocket.comm.algorithms.network_reductions import Lane, NetworkTimes
+from hocket.comm.exchange import Exchange
+from hocket.comm.layout import Layout, bucket_limits
 from hocket.comm.topology import Topology
-from hocket.comm.traffic import Traffic
 from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup
+from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.tensor_bytes import view_bytes
-
-
-class Averager(ABC):
-    """Averages the same set of tensors over all ranks, again and again.
-
-    A caller writes its values, multiplied by ``scale``, to ``slots``, calls ``average`` and reads ``results``.
-    """
-
-    overlaps: bool = False
-    """Whether it makes use of ``ready`` and ``progress``."""
-
-    scale: float = 1.0
-    """By which the caller multiplies its values."""
-
-    idle: frozenset[int] = frozenset()
-    """Buckets of which no rank has anything to average; the caller sets it, alike on all ranks."""
-
-    slots: list[torch.Tensor]
-    """Where this rank puts its values next, one flat tensor per bucket; ``average`` may change it.
-
-    They may be the results themselves: what was averaged is then there until new values are put.
-    """
-
-    results: list[torch.Tensor]
-    """The averages of the last call, one flat tensor per bucket; private to this rank unless it asked for others."""
-
-    all_slots: list[list[torch.Tensor]]
-    """Every list that ``slots`` can be, so that views can be made once."""
-
-    _begun: tuple[int, int, Description]
-
-    def ready(self, bucket: int) -> None:  # noqa: B027 - there may be nothing to do
-        """This rank's part of ``bucket`` is complete before ``average`` is called; it may be sent off."""
-
-    def progress(self) -> None:  # noqa: B027 - likewise
-        """Move on what is under way, without waiting."""
-
-    def close(self) -> None:  # noqa: B027 - likewise
-        """Give back what only this averager needs; all ranks are done with it."""
-
-    @abstractmethod
-    def average(self, number: int, payload: int, what: Description) -> list[int]:
-        """Average over all ranks; blocks until every rank is here with the same ``number``.
-
-        Returns:
-            The payloads of all ranks.
-        """
-
-    def begin(self, number: int, payload: int, what: Description) -> None:
-        """The first half of ``average``: offer what is in ``slots``, and do not wait for anybody.
-
-        Until ``finish``, slots and results are not touched, and ``progress`` may be called now and then. Averages of
-        other averagers may begin and end meanwhile, and other collectives be called, in the same order on all ranks.
-        """
-        self._begun = number, payload, what
-
-    def finish(self) -> list[int]:
-        """The second half: wait until the results are there; the payloads of all ranks."""
-        return self.average(*self._begun)
 
 
 class Communicator(ABC):
@@ -85,7 +32,7 @@ class Communicator(ABC):
     way: str
     """How bytes move, in words."""
 
-    traffic: Traffic | None = None
+    traffic: NetworkTimes | None = None
     """What exchanges with other hosts took; None where there are none."""
 
     nccl: NcclGroup | None = None
@@ -100,6 +47,11 @@ class Communicator(ABC):
     def on_host(self) -> Communicator:
         """The workers of this host."""
         return self
+
+    @property
+    def memory(self) -> SharedMemory | None:
+        """What connects these workers, if that is memory which all of them map."""
+        return None
 
     @property
     @abstractmethod
@@ -137,17 +89,41 @@ class Communicator(ABC):
             return []
         return [torch.frombuffer(bytearray(part + b"\0"), dtype=torch.uint8)[:-1] for part in parts]
 
-    def limits(self, total: int) -> Limits | None:
-        """How large buckets should be to average ``total`` bytes; None if all may be in one."""
+    def now(self) -> float:
+        """The time in seconds, which only a simulation has of its own."""
+        return time.monotonic()
+
+    def open_lane(self) -> Lane | None:
+        """What one more exchange needs to cross hosts; None if all workers are on one."""
         return None
 
-    @abstractmethod
-    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
-        """Prepare to average tensors laid out as ``layout``; if not ``private``, workers of a host share results."""
+    def lay_out(self, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None) -> Layout:
+        """Where ``tensors`` lie in the buckets of an exchange; not collective.
 
-    def split_averager(self, layout: Layout) -> Averager:
-        """The same, with halves between which data travels while this rank does other things."""
-        return self.averager(layout)
+        What crosses a network, or leaves a GPU, travels in several buckets, so that the first can be under way while
+        gradients of the last are made.
+
+        Args:
+            tensors: What is to be exchanged.
+            order: The order in which the tensors lie in the buckets; as they come if it is left out.
+        """
+        on_gpu = any(tensor.is_cuda for tensor in tensors[:1])
+        travels = self.traffic is not None or (on_gpu and (self.size > 1 or self.nccl is not None))
+        limits = bucket_limits(sum(tensor.nbytes for tensor in tensors)) if travels else None
+        return Layout(tensors, order=order, limits=limits)
+
+    def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
+        """Prepare to average tensors laid out as ``layout``, again and again.
+
+        Args:
+            layout: Where each tensor lies, and on which device.
+            background: Whether this rank does other things between ``begin`` and ``finish``; data then travels
+                meanwhile.
+            turns: 2 if values are written, or means read, while a round is under way; that takes twice the memory.
+            private: Whether this rank has the means for itself. Else workers of a host share them, nobody writes to
+                them, and the slots are left as they are.
+        """
+        return Exchange(layout, [choose(self, layout, background=background, private=private) for _ in range(turns)])
 
     def on_loss(self, callback: Callable[[], None]) -> None:  # noqa: B027 - waits are woken by themselves
         """Have ``callback`` called, by another thread, when a rank is lost."""
@@ -176,6 +152,26 @@ def named(what: str) -> str:
 
 
 _call: ContextVar[str] = ContextVar("call", default="")
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def through_cpu(method: Method) -> Method:
+    """Let a collective that takes a tensor of the CPU, and changes it or returns another, take one of a GPU, too."""
+
+    @functools.wraps(method)
+    def collective(self: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.device.type == "cpu":
+            return method(self, tensor, *args, **options)
+        staged = tensor.cpu()
+        result = method(self, staged, *args, **options)
+        if result is not None:
+            return result.to(tensor.device)
+        tensor.copy_(staged)
+        return None
+
+    return cast(Method, collective)
 
 
 def describe(tensor: torch.Tensor) -> str:

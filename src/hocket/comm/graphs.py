@@ -7,13 +7,12 @@ imports no torch.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-TOPOLOGIES = ("ring", "torus", "exponential", "complete", "pairs")
+from hocket.specs.local_steps import rows_of_torus
 
 
 @dataclass(frozen=True)
@@ -111,11 +110,6 @@ def is_connected(matrix: Sequence[Sequence[float]]) -> bool:
         fresh = {j for i in fresh for j, row in enumerate(matrix) if row[i] > 0} - reached
         reached |= fresh
     return len(reached) == len(matrix)
-
-
-def rows_of_torus(workers: int) -> int:
-    """The sides of a torus are as alike as possible; this is the shorter one, 1 if there is none."""
-    return max(rows for rows in range(1, math.isqrt(workers) + 1) if workers % rows == 0)
 
 
 def _ring(count: int, place: int) -> set[int]:

@@ -13,14 +13,11 @@ from collections.abc import Callable
 
 import torch
 
-from hocket.comm.algorithms import NARROW, reduce_into
-from hocket.comm.buckets import Column, FlatAverager, HierarchicalAverager
-from hocket.comm.communicator import Averager, Communicator, describe, named
-from hocket.comm.layout import Layout, Limits, bucket_limits, cut
-from hocket.comm.shared import SharedCommunicator
-from hocket.comm.staging import through_cpu
+from hocket.comm.algorithms.network_reductions import Lane, NetworkTimes
+from hocket.comm.communicator import Communicator, describe, named, through_cpu
+from hocket.comm.kernels import NARROW, reduce_into
+from hocket.comm.layout import cut
 from hocket.comm.topology import Topology
-from hocket.comm.traffic import Traffic
 from hocket.errors import MismatchError, UsageError
 from hocket.transport.gate import Description, ranks, say, signature
 from hocket.transport.process_group import ProcessGroup
@@ -45,7 +42,7 @@ class HostsCommunicator(Communicator):
 
     def __init__(self, topology: Topology, local: Communicator, watch: Watch, groups: Groups) -> None:
         self._topology, self._local = topology, local
-        self.traffic: Traffic = Traffic(topology.name_of(topology.rank))
+        self.traffic: NetworkTimes = NetworkTimes(topology.name_of(topology.rank))
         self.rank, self.size = topology.rank, topology.size
         self.way = "Gloo" if max(map(len, topology.hosts)) == 1 else "shared memory, and Gloo between hosts"
         self._watch, self._groups = watch, groups
@@ -135,16 +132,9 @@ class HostsCommunicator(Communicator):
             parts = [row[_HEAD.size :] for row in rows]
         return [part[:length] for part, length in zip(parts, lengths, strict=True)] if self.rank == root else []
 
-    def limits(self, total: int) -> Limits:
-        return bucket_limits(total)
-
-    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
-        lane = f"exchange {next(self._number)}"
-        column = Column(self.topology, self._new_column(), self.traffic, lambda: self._watch.enter(lane), self._compare)
-        if len(self.topology.local) == 1:
-            return FlatAverager(column, layout, in_place=private)
-        assert isinstance(self._local, SharedCommunicator)
-        return HierarchicalAverager(column, layout, self._local, private=private)
+    def open_lane(self) -> Lane:
+        name = f"exchange {next(self._number)}"
+        return Lane(self.topology, self._new_column(), self.traffic, lambda: self._watch.enter(name), self._compare)
 
     def on_loss(self, callback: Callable[[], None]) -> None:
         self._watch.on_loss = callback

@@ -11,8 +11,6 @@ Workers of one host do not send vectors: A's copy and B's answer are in memory t
 from __future__ import annotations
 
 import os
-import threading
-import time
 
 import torch
 
@@ -21,6 +19,7 @@ from hocket.comm.rounds import Flats, Kind
 from hocket.errors import DeadlineExceeded
 from hocket.transport import handoff
 from hocket.transport.area import Area, aligned
+from hocket.transport.simulated import Condition
 from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.wire import Message, Wire, WireError
 
@@ -40,9 +39,9 @@ class Pairs:
         averages: How many there have been, asked for here or elsewhere.
     """
 
-    def __init__(self, peers: Peers, flats: Flats, lock: threading.RLock) -> None:
+    def __init__(self, peers: Peers, flats: Flats, lock: Condition) -> None:
         self._peers, self.flats = peers, flats
-        self._condition = threading.Condition(lock)
+        self._condition = lock
         self._nbytes = sum(flat.nbytes for flat in flats)
         self._area: Area | None = None  # of the copy that others read, and of their answer; made for the first beside
         self._outgoing: Flats = []
@@ -159,7 +158,7 @@ class Pairs:
             self._condition.notify_all()
 
     def _measure(self, step: Flats) -> None:
-        now = time.monotonic()
+        now = self._peers.now()
         if now >= self._next:
             self._next = now + _EVERY
             self.distance = 2 * squares(step)

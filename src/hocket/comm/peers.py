@@ -1,35 +1,16 @@
-"""Links between all workers, over which they talk to each other directly and not through a server.
-
-Every worker has a door, and a wire to the door of every other one. A wire carries messages one way: a thread of its own
-sends them, in the order in which they were given, and a thread at the other end receives them. A thread that receives
-never sends (it leaves that to the threads that do), so that two workers which both have much to say cannot block each
-other. A worker whose wire ends has died, or has said goodbye.
-"""
+"""Links between all workers, over which they talk to each other directly and not through a server."""
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import secrets
-import sys
 import threading
 import time
-import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hocket.config import Config
-from hocket.errors import JobError
-from hocket.transport import door, handoff, tls
 from hocket.transport.area import Area
-from hocket.transport.door import Door
-from hocket.transport.wire import Closed, Message, Wire, until
-
-_RETRY = 0.02
-_KNOCK = 10.0  # seconds in which another worker must let this one in
-_GOODBYE = 1.0  # seconds in which what was given to be sent still is
-_WELCOME = 0  # the one message that goes the other way: this worker is heard
+from hocket.transport.simulated import Condition
+from hocket.transport.wire import Message, Wire
 
 Handler = Callable[[int, Message, Wire], None]
 """Takes a message of a rank, in the thread that hears that rank; must receive the whole body, and wait for nobody."""
@@ -65,48 +46,33 @@ class Sent:
             return self._condition.wait_for(lambda: self._left <= 0, timeout)
 
 
-class Peers:
+class Peers(ABC):
     """All other workers, as one of them sees them.
 
     Handlers are to be set before ``join``.
 
-    Args:
-        config: Of this worker.
-        secret: The job's.
-
     Attributes:
+        rank: This worker.
         handlers: By kind of message.
         on_loss: Called, by any thread, when a worker is gone.
         lost: When each of the lost was noticed, by rank.
     """
 
-    def __init__(self, config: Config, secret: bytes) -> None:
-        self._config, self._secret, self.rank = config, secret, config.rank
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.handlers: dict[int, Handler] = {}
         self.on_loss: list[Callable[[int], None]] = []
         self.lost: dict[int, float] = {}
-        self._doors: list[Door] = []
-        self._out: dict[int, _Outgoing] = {}
-        self._incoming: dict[int, Wire] = {}
-        self._where: dict[int, dict[str, Any]] = {}
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._is_connecting = True  # until all are: a wire may end, and another take its place
-        self._process = os.getpid()
-        _everyone.add(self)
 
+    @abstractmethod
     def join(self, gather: Gather) -> None:
-        """Open the door and connect to all others; collective.
+        """Be there for all others, and connect to them; collective.
 
         Raises:
             JobError: a worker that is alive cannot be reached by another one; on all ranks.
         """
-        try:
-            self._join(gather)
-        except BaseException:
-            self.close()
-            raise
 
+    @abstractmethod
     def repair(self, broken: Iterable[tuple[int, int]], gather: Gather) -> None:
         """Make links anew between workers that are alive and have lost each other; collective.
 
@@ -117,38 +83,22 @@ class Peers:
         Raises:
             JobError: it is not possible; on all ranks.
         """
-        others = sorted({other for pair in broken if self.rank in pair for other in pair} - {self.rank})
-        for other in others:
-            self._lose(other)  # if one side alone has noticed, its wires are there still
-            with self._lock:
-                self.lost.pop(other, None)
-                self._incoming.pop(other, None)
-            print(
-                f"hocket: rank {self.rank} has lost its link to rank {other}, and makes a new one",
-                file=sys.stderr,
-                flush=True,
-            )
-        self._is_connecting = True
-        gather("gossip: links that are lost", b"")
-        self._connect(others, gather)
 
     @property
+    @abstractmethod
     def live(self) -> list[int]:
         """The workers that are there, this one included."""
-        with self._lock:
-            return sorted([self.rank, *self._out])
 
+    @abstractmethod
     def is_beside(self, rank: int) -> bool:
         """Whether a worker is on this host, and memory can be shared with it."""
-        with self._lock:
-            return rank in self._out and self._out[rank].wire.is_local
 
     @property
+    @abstractmethod
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received so far, over links that are there."""
-        with self._lock:
-            return sum(out.wire.sent for out in self._out.values()), sum(w.received for w in self._incoming.values())
 
+    @abstractmethod
     def send(
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
         sequence: int = 0, sent: Sent | None = None, area: Area | None = None,
@@ -157,217 +107,15 @@ class Peers:
 
         Shared memory may go with it to a worker that is beside this one.
         """
-        with self._lock:
-            out = self._out.get(rank)
-        if out is None:
-            if sent is not None:
-                sent.note()
-            return
-        out.put((kind, sequence, head, parts, generation, sent, area))
 
+    @abstractmethod
     def close(self) -> None:
         """Say goodbye: what was given to be sent still is, if that is possible at once."""
-        if self._is_closed or self._process != os.getpid():
-            return
-        self._is_closed = True
-        with self._lock:
-            leaving = list(self._out.values())
-            self._out = {}
-        for out in leaving:
-            out.end()
-        deadline = time.monotonic() + _GOODBYE
-        for out in leaving:
-            out.close(deadline)
-        for each in self._doors:
-            each.close()
-        for wire in list(self._incoming.values()):
-            wire.close()
 
-    def abandon(self) -> None:
-        """In a forked child: the connections are the parent's, whose end must be noticed."""
-        for wire in [*self._incoming.values(), *(out.wire for out in self._out.values())]:
-            wire.connection.close()
+    def now(self) -> float:
+        """The time, in seconds."""
+        return time.monotonic()
 
-    def _join(self, gather: Gather) -> None:
-        said = json.dumps(self._open()).encode()
-        self._where = {rank: json.loads(data) for rank, data in gather("gossip: where workers are", said).items()}
-        self._connect([rank for rank in self._where if rank != self.rank], gather)
-
-    def _connect(self, others: Sequence[int], gather: Gather) -> None:
-        failures: dict[int, str] = {}
-        for rank in others:
-            try:
-                wire = self._reach(rank)
-            except JobError as error:
-                failures[rank] = str(error)
-            else:
-                with self._lock:
-                    self._out[rank] = _Outgoing(rank, wire, self._lose_outgoing)
-        told = gather("gossip: links between workers", json.dumps(failures).encode())
-        with self._lock:
-            self._is_connecting = False
-            ended = [rank for rank in others if rank not in self._incoming or rank in failures]
-        for rank in ended:
-            self._lose(rank)
-        for rank, data in told.items():
-            for other, why in json.loads(data).items():
-                if int(other) in told:  # it has not died
-                    raise JobError(
-                        f"rank {rank} cannot reach rank {other}, and gossip goes from worker to worker: {why}"
-                    )
-
-    def _reach(self, rank: int) -> Wire:
-        """A wire on which the other worker has said that it hears this one; if it was too busy for that, a new one."""
-        deadline = time.monotonic() + min(self._config.timeout, _KNOCK)
-        while True:
-            wire = self._knock(self._where[rank], deadline)
-            try:
-                wire.connection.settimeout(until(deadline))
-                wire.receive()
-                wire.connection.settimeout(None)
-                return wire
-            except (Closed, TimeoutError) as error:
-                wire.close()
-                if time.monotonic() > deadline:
-                    raise JobError(f"it does not answer ({error})") from None
-                time.sleep(_RETRY)
-
-    def _open(self) -> dict[str, Any]:
-        config = self._config
-        said: dict[str, Any] = {"socket": None, "address": None, "port": None}
-
-        def make(listener: Any, *security: Any) -> None:
-            self._doors.append(Door(listener, self._secret, self.rank, self._let_in, lambda _: None, *security))
-
-        if config.rendezvous is not None and config.transport != "gloo":
-            said["socket"] = f"{config.rendezvous}-worker-{self.rank}-{secrets.token_hex(4)}"
-            make(door.listen_here(said["socket"]))
-        if config.host_address is not None or not self._doors:
-            address = config.host_address or "127.0.0.1"
-            make(door.listen(address, 0), *(tls.make_context() if self._encrypts(address) else ()))
-            said |= {"address": address, "port": self._doors[-1].port}
-        return said
-
-    def _knock(self, said: dict[str, Any], deadline: float) -> Wire:
-        config = self._config
-        beside = config.rendezvous is not None and str(said["socket"]).startswith(f"{config.rendezvous}-worker-")
-        if beside and config.transport != "gloo":
-            return door.knock_here(said["socket"], self._secret, self.rank, deadline)
-        address = said["address"]
-        return door.knock(address, said["port"], self._secret, self.rank, deadline, encrypted=self._encrypts(address))
-
-    def _encrypts(self, address: str) -> bool:
-        return self._config.tls == "on" or (self._config.tls == "auto" and not door.is_loopback(address))
-
-    def _let_in(self, wire: Wire, rank: int) -> None:
-        """Hear a worker, to the end."""
-        with self._lock:
-            before = self._incoming.get(rank)
-            is_known = 0 <= rank < self._config.size and rank not in self.lost
-            if not is_known or self._is_closed or (before is not None and not self._is_connecting):
-                return
-            self._incoming[rank] = wire
-        if before is not None:
-            before.close()  # a wire that the other one has given up
-        try:
-            wire.send(_WELCOME, 0, {})
-            while True:
-                message = wire.receive()
-                self.handlers[message.kind](rank, message, wire)
-        except Closed:
-            pass
-        except Exception as error:  # of any kind: it came from outside
-            if not self._is_closed:
-                print(f"hocket: a message of rank {rank} was refused: {error!r}", file=sys.stderr, flush=True)
-        with self._lock:
-            is_lost = self._incoming.get(rank) is wire  # else there is a new link
-            if is_lost and self._is_connecting:
-                is_lost = False
-                self._incoming.pop(rank)
-        if is_lost:
-            self._lose(rank)
-
-    def _lose_outgoing(self, out: _Outgoing) -> None:
-        if self._out.get(out.rank) is out:
-            self._lose(out.rank)
-
-    def _lose(self, rank: int) -> None:
-        """A wire of a worker has ended. Both are closed, so that it notices, too, if it is alive after all."""
-        with self._lock:
-            out, wire = self._out.pop(rank, None), self._incoming.get(rank)
-            if self._is_closed or rank in self.lost:
-                return
-            self.lost[rank] = time.monotonic()
-        if out is not None:
-            out.end()
-            out.wire.close()
-        if wire is not None:
-            wire.close()
-        for callback in self.on_loss:
-            callback(rank)
-
-
-class _Outgoing:
-    """What is to be sent to one worker."""
-
-    def __init__(self, rank: int, wire: Wire, lose: Callable[[_Outgoing], None]) -> None:
-        self.rank, self.wire, self._lose = rank, wire, lose
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._is_broken = False
-        self._thread = threading.Thread(target=self._send, daemon=True, name=f"hocket-to-{rank}")
-        self._thread.start()
-
-    def put(self, item: _Item) -> None:
-        self._queue.put(item)
-        if self._is_broken:
-            self._drain()
-
-    def end(self) -> None:
-        """Nothing more will come."""
-        self._queue.put(None)
-
-    def close(self, deadline: float) -> None:
-        """When all is sent, or at the monotonic time ``deadline``."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        self.wire.close()
-
-    def _send(self) -> None:
-        try:
-            while (item := self._queue.get()) is not None:
-                kind, sequence, head, parts, generation, sent, area = item
-                try:
-                    self.wire.send(kind, sequence, head, parts, generation)
-                    if area is not None:
-                        handoff.give(self.wire.connection, area.descriptor)
-                finally:
-                    if sent is not None:
-                        sent.note()
-        except (Closed, OSError):
-            self._lose(self)
-        except Exception as error:  # whatever it was, nothing more can be sent
-            print(f"hocket: nothing can be sent to rank {self.rank}: {error!r}", file=sys.stderr, flush=True)
-            self._lose(self)
-        self._is_broken = True
-        self._drain()
-
-    def _drain(self) -> None:
-        """Nobody is to wait for what will never be sent."""
-        while True:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if item is not None and item[5] is not None:
-                item[5].note()
-
-
-_Item = tuple[int, int, dict[str, Any], Sequence[memoryview], int, Sent | None, Area | None]
-_everyone: weakref.WeakSet[Peers] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for peers in list(_everyone):
-        peers.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+    def condition(self) -> Condition:
+        """In which this worker, and those that hear others for it, wait for each other."""
+        return threading.Condition()

@@ -25,7 +25,6 @@ The lost are noticed when their connections end, at once if a process dies.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class Rounds:
         self._peers, self._timeout, self._pushes = peers, timeout, pushes
         self._template = template
         self._nbytes = sum(flat.nbytes for flat in template)
-        self._condition = threading.Condition()
+        self._condition = peers.condition()
         self._started: When = (0, -1)
         self._expected: frozenset[int] = frozenset()
         self._mail: dict[When, dict[int, Arrival]] = {}
@@ -182,13 +181,13 @@ class Rounds:
         Raises:
             DeadlineExceeded: somebody is alive and has neither sent anything nor said that it will not.
         """
-        begin = time.monotonic()
+        begin = self._peers.now()
         asked, told = False, 0.0
         with self._condition:
             when, mail = self._started, self._mail.setdefault(self._started, {})
             since = time.perf_counter()
             while missing := self._missing(when, mail):
-                waited = time.monotonic() - begin
+                waited = self._peers.now() - begin
                 if waited > self._timeout:
                     raise DeadlineExceeded(self._complain(missing, when))
                 if waited - told >= _NOTE:
@@ -206,12 +205,12 @@ class Rounds:
             found = {rank: arrival for rank, arrival in sorted(mail.items()) if rank in self._expected}
             self._mail.pop(when)
             self._expected = frozenset()
-        if not self._sent.wait(max(1.0, self._timeout - (time.monotonic() - begin))):
+        if not self._sent.wait(max(1.0, self._timeout - (self._peers.now() - begin))):
             raise DeadlineExceeded(
                 f"a worker has not taken what was sent to it in round {when[1]} within {self._timeout:g} s: see their "
                 "output, or give them more time with --timeout"
             )
-        self.waited += time.monotonic() - begin
+        self.waited += self._peers.now() - begin
         return found
 
     def await_pushes(self, counts: Mapping[int, int]) -> None:

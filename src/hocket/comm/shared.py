@@ -1,105 +1,25 @@
 """Collectives over shared memory: every rank writes a slot, then reads the others'.
 
-Two algorithms. *Direct*: one meeting, then every rank reduces all slots by itself; least latency, and least
+Two ways. *Direct*: one meeting, then every rank reduces all slots by itself; least latency, and least
 traffic for two ranks. *Two-phase*: every rank reduces its own slice into one shared result, and a second
 meeting publishes it; each byte is read about three times however many ranks there are.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 
-from hocket import spans
-from hocket.comm.algorithms import average_into, reduce_into
-from hocket.comm.communicator import Averager, Communicator, describe, named
-from hocket.comm.layout import Bucket, Layout, Place, cut
-from hocket.comm.split import SplitAverager
-from hocket.comm.staging import through_cpu
-from hocket.transport.area import Area, aligned
+from hocket.comm.algorithms.memory_reductions import DIRECT_BYTES, SharedBuffer
+from hocket.comm.communicator import Communicator, describe, named, through_cpu
+from hocket.comm.kernels import reduce_into
+from hocket.comm.layout import Bucket, Place, cut
 from hocket.transport.gate import Description, signature
 from hocket.transport.shared_memory import SharedMemory
 
-DIRECT_BYTES = 1 << 15  # up to here the direct algorithm is faster for any number of ranks
 _SCRATCH = 1 << 20  # bytes per slot of the memory for collectives by hand; larger tensors go through it in parts,
 _SCRATCH_PER_RANK = 1 << 17  # of which every rank should have this much to do
-
-
-class SharedBuffer:
-    """One slot per rank and, if asked for, one result, in memory that all ranks map."""
-
-    def __init__(self, transport: SharedMemory, buckets: list[Bucket], purpose: str, *, result: bool) -> None:
-        self._transport = transport
-        size = transport.size
-        slot_bytes = sum(aligned(b.nbytes) for b in buckets)
-        area = transport.allocate((size + result) * slot_bytes, purpose)
-        rows = [_bucket_tensors(area, row * slot_bytes, buckets) for row in range(size + result)]
-        self.slots = rows[:size]
-        self.mine = rows[transport.rank]
-        self.results = rows[size] if result else []
-        bounds = [cut(b.count, b.dtype, size)[transport.rank] for b in buckets]
-        self._slices = [
-            (self.results[i][start:end], [slot[i][start:end] for slot in self.slots])
-            for i, (start, end) in enumerate(bounds)
-            if result and end > start
-        ]
-
-    def average(self, number: int, payload: int, what: Description) -> list[int]:
-        """Average all slots to ``results``, two-phase; ``mine`` may be written again at once."""
-        payloads = self._transport.meet(number, payload, what)
-        self.reduce()
-        self._transport.meet(number + 1, 0, what)
-        return payloads
-
-    def reduce(self) -> None:
-        """Average this rank's slice of all slots."""
-        begin = time.perf_counter()
-        for out, parts in self._slices:
-            average_into(out, parts)
-        spans.add(spans.EXCHANGE, "reduce this rank's slice of all buckets", begin, time.perf_counter())
-
-
-class TwoPhaseAverager(Averager):
-    """For three and more ranks."""
-
-    def __init__(self, transport: SharedMemory, layout: Layout) -> None:
-        self._buffer = SharedBuffer(transport, layout.buckets, "gradients", result=True)
-        self.slots = self._buffer.mine
-        self.all_slots = [self.slots]
-        self.results = layout.allocate()
-
-    def average(self, number: int, payload: int, what: Description) -> list[int]:
-        payloads = self._buffer.average(number, payload, what)
-        begin = time.perf_counter()
-        for private, shared in zip(self.results, self._buffer.results, strict=True):
-            private.copy_(shared)
-        spans.add(spans.EXCHANGE, "take the averages", begin, time.perf_counter())
-        return payloads
-
-
-class DirectAverager(Averager):
-    """For two ranks, and for little data. Two sets of slots alternate: one is written while the other is read."""
-
-    def __init__(self, transport: SharedMemory, layout: Layout) -> None:
-        self._transport = transport
-        self._sets = [SharedBuffer(transport, layout.buckets, "gradients", result=False) for _ in range(2)]
-        self.all_slots = [s.mine for s in self._sets]
-        self.slots = self.all_slots[0]
-        self.results = layout.allocate()
-        self._names = [f"reduce {name}" for name in layout.bucket_names]
-
-    def average(self, number: int, payload: int, what: Description) -> list[int]:
-        payloads = self._transport.meet(number, payload, what)
-        current = self._sets[0]
-        for bucket, result in enumerate(self.results):
-            begin = time.perf_counter()
-            average_into(result, [slots[bucket] for slots in current.slots])
-            spans.add(spans.EXCHANGE, self._names[bucket], begin, time.perf_counter())
-        self._sets.reverse()
-        self.slots = self._sets[0].mine
-        return payloads
 
 
 class SharedCommunicator(Communicator):
@@ -114,8 +34,12 @@ class SharedCommunicator(Communicator):
         self._scratch_bytes = max(_SCRATCH, self.size * _SCRATCH_PER_RANK)
 
     @property
+    def memory(self) -> SharedMemory:
+        return self.transport
+
+    @property
     def waited(self) -> float:
-        return self.transport.gate.waited
+        return self.transport.waited
 
     @through_cpu
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
@@ -175,14 +99,6 @@ class SharedCommunicator(Communicator):
         rows = self.allgather(padded)
         return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
 
-    def averager(self, layout: Layout, *, private: bool = True) -> Averager:
-        total = sum(b.nbytes for b in layout.buckets)
-        direct = self.size == 2 or total <= DIRECT_BYTES
-        return (DirectAverager if direct else TwoPhaseAverager)(self.transport, layout)
-
-    def split_averager(self, layout: Layout) -> Averager:
-        return SplitAverager(self.transport, self.buffer(layout.buckets, "gradients", result=True), layout)
-
     def buffer(self, buckets: list[Bucket], purpose: str, *, result: bool) -> SharedBuffer:
         """Slots (and a result) in memory that all ranks map."""
         return SharedBuffer(self.transport, buckets, purpose, result=result)
@@ -214,14 +130,6 @@ class SharedCommunicator(Communicator):
             self._scratch = [self.buffer([bucket], "collectives", result=True) for _ in range(2)]
         self._scratch.reverse()
         return self._scratch[0]
-
-
-def _bucket_tensors(area: Area, offset: int, buckets: list[Bucket]) -> list[torch.Tensor]:
-    tensors = []
-    for bucket in buckets:
-        tensors.append(area.tensor(offset, bucket.count, bucket.dtype))
-        offset += aligned(bucket.nbytes)
-    return tensors
 
 
 def _as(raw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +27,7 @@ class Snapshots:
 
     def __init__(self, peers: Peers, take: Callable[[], Snapshot]) -> None:
         self._peers, self._take = peers, take
-        self._condition = threading.Condition()
+        self._condition = peers.condition()
         self._number = 0
         self._found: dict[int, Snapshot] = {}
         self._template: Flats = []
@@ -38,7 +36,7 @@ class Snapshots:
 
     def collect(self, timeout: float) -> list[Snapshot]:
         """Those of all other workers that are alive and answer in time."""
-        deadline = time.monotonic() + timeout
+        deadline = self._peers.now() + timeout
         others = [rank for rank in self._peers.live if rank != self._peers.rank]
         with self._condition:
             self._number += 1
@@ -46,7 +44,7 @@ class Snapshots:
         for rank in others:
             self._peers.send(rank, Kind.ASK, {}, sequence=self._number)
         with self._condition:
-            while set(others) & set(self._peers.live) - set(self._found) and time.monotonic() < deadline:
+            while set(others) & set(self._peers.live) - set(self._found) and self._peers.now() < deadline:
                 self._condition.wait(min(1.0, timeout))
             found, self._found = self._found, {}
             for rank in sorted(set(others) & set(self._peers.live) - set(found)):

@@ -20,7 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from hocket.errors import StrategyError, UsageError
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -63,15 +63,16 @@ class SyncBatchNorm(_BatchNorm):
 
     @_disable_dynamo  # torch.compiler.disable, but it does not load the compiler before the first call
     def _normalise(self, input: torch.Tensor) -> torch.Tensor:
-        runtime = current()
-        if runtime.client is not None:
+        worker = current()
+        if worker.client is not None:
             raise StrategyError(
                 "SyncBatchNorm needs all workers in every step, which with parameter servers they need not be: use "
                 "BatchNorm, or --strategy mirrored"
             )
-        share = float(runtime.weight > 0) if self.adds else runtime.weight / runtime.config.size
+        weight = worker.training.weights.now
+        share = float(weight > 0) if self.adds else weight / worker.config.size
         with torch.no_grad():
-            count, mean, squares = _combine(runtime.communicator.allgather(_describe(input.detach(), share != 0)))
+            count, mean, squares = _combine(worker.communicator.allgather(_describe(input.detach(), share != 0)))
             if count < 2:
                 raise ValueError(
                     f"SyncBatchNorm needs more than 1 value per channel in training, and all ranks together have "
@@ -104,7 +105,7 @@ def sync_batchnorm(model: Module) -> Module:
     Returns:
         The model itself.
     """
-    distributed = {id(module) for known in current().models for module in known.modules()}
+    distributed = {id(module) for known in current().training.models for module in known.modules()}
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
     found = [(name, m) for name, m in found if not isinstance(m, SyncBatchNorm)]
     for name, module in found:  # all of them before the first one is changed

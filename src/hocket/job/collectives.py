@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from hocket import spans
-from hocket.comm.algorithms import OPERATIONS
+from hocket.comm.kernels import OPERATIONS
 from hocket.errors import UsageError
-from hocket.job.runtime import meeting, together
+from hocket.job.worker import meeting, together
 
 
 @together("hocket.allreduce()")
@@ -52,13 +52,13 @@ def allgather(tensor: torch.Tensor) -> torch.Tensor:
 def broadcast(tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
     """Replace ``tensor``, in place, by that of rank ``root``, and return it; every rank must call it."""
     _check(tensor)
-    runtime = meeting()
-    if not 0 <= root < runtime.config.size:
-        raise UsageError(f"broadcast from rank {root}, but there are ranks 0 to {runtime.config.size - 1}")
+    worker = meeting()
+    if not 0 <= root < worker.config.size:
+        raise UsageError(f"broadcast from rank {root}, but there are ranks 0 to {worker.config.size - 1}")
     with torch.no_grad():
         dense = tensor.detach().contiguous()
         with spans.span(spans.EXCHANGE, "hocket.broadcast()"):
-            runtime.communicator.broadcast(dense, root)
+            worker.communicator.broadcast(dense, root)
         if dense.data_ptr() != tensor.data_ptr():
             tensor.copy_(dense)
     return tensor

@@ -16,26 +16,24 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hocket import config as configuration
-from hocket import spans
+from hocket import spans, specs
+from hocket.capture.collector import Collector
+from hocket.capture.members import Members
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
 from hocket.job import devices, randomness, rendezvous
 from hocket.job.batchnorm import SyncBatchNorm
-from hocket.job.data.loader import Loader
+from hocket.job.guard import refuse_inside
 from hocket.job.learning_rate import scale_lr as apply_scale
+from hocket.job.loader.loader import Loader
 from hocket.job.plain_copies import copy_plainly
-from hocket.job.replicas import ReplicaCheck
-from hocket.job.runtime import Runtime, StepCounter, current, meeting, together
-from hocket.job.wrappers import refuse_inside
-from hocket.strategies import choices
-from hocket.strategies.base import Strategy
+from hocket.job.replica_check import ReplicaCheck
+from hocket.job.worker import Worker, current, meeting, together
+from hocket.specs import Mirrored, Spec
+from hocket.strategies.base import Context, Strategy, Why
 from hocket.strategies.building import build
-from hocket.strategies.choices import Choice, FullBatch, Gossip, Served
-from hocket.strategies.collector import Collector
 from hocket.strategies.easgd_served import ServedEASGDTraining
-from hocket.strategies.members import Members
-from hocket.strategies.mirrored import MirroredTraining
 from hocket.strategies.phases import hand_over
 from hocket.strategies.served import ServedTraining
 
@@ -46,7 +44,7 @@ def distribute(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     loader: DataLoader[Any] | None = None,
     *,
-    strategy: str | Choice | None = None,
+    strategy: str | Spec | None = None,
     scale_lr: str | None = None,
     warmup: int = 0,
     on_nan: str | None = None,
@@ -79,7 +77,7 @@ def distribute(
         What was given, in the same order; a single thing by itself.
     """
     _check_given(model, optimizer)
-    runtime = current() if model is None else meeting()
+    worker = current() if model is None else meeting()
     if optimizer is not None and model is None:
         raise UsageError("distribute() got an optimizer without a model: pass the model that it trains, too")
     if warmup and scale_lr is None:
@@ -91,7 +89,7 @@ def distribute(
     given: list[Any] = []
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     if model is not None:
-        _train_together(runtime, model, optimizers, strategy, on_nan, reduction)
+        _train_together(worker, model, optimizers, strategy, on_nan, reduction)
         given.append(model)
     if optimizer is not None:
         for each in optimizers:
@@ -99,82 +97,95 @@ def distribute(
                 apply_scale(each, scale_lr, warmup=warmup)
         given.append(optimizer)
     if loader is not None:
-        given.append(Loader(runtime, loader, local=data == "local", training=training))
+        given.append(Loader(worker, loader, local=data == "local", training=training))
     if not given:
         raise UsageError("distribute() without anything: pass a model, an optimizer, a loader")
     return given[0] if len(given) == 1 else tuple(given)
 
 
 def _train_together(
-    runtime: Runtime,
+    worker: Worker,
     model: nn.Module,
     optimizers: list[Optimizer],
-    strategy: str | Choice | None,
+    strategy: str | Spec | None,
     on_nan: str | None,
     reduction: str,
 ) -> None:
-    config = runtime.config
-    choice = _choose(config.strategy or strategy, reduction)
-    told = config.on_nan or (configuration.choice("on-nan", on_nan) if on_nan else None)
-    step, former = runtime.step, _make_room(runtime, model, optimizers) if model in runtime.models else []
-    if not runtime.models:
-        randomness.diversify(runtime.communicator)
-        facts = _describe(runtime.communicator, choice, model, config.servers)
-        runtime.sink.put(Facts({**facts, "optimizer": ", ".join(type(each).__name__ for each in optimizers)}))
-    if model not in runtime.models:
-        runtime.models.append(model)
+    config, training = worker.config, worker.training
+    spec = _choose(config.strategy or strategy, reduction)
+    told = config.on_nan or (configuration.SETTINGS["on-nan"].read(on_nan) if on_nan else None)
+    step, former = training.counts.step, _make_room(worker, model, optimizers) if model in training.models else []
+    if not training.models:
+        randomness.diversify(worker.communicator)
+        facts = _describe(worker.communicator, spec, model, config.servers)
+        worker.sink.put(Facts({**facts, "optimizer": ", ".join(type(each).__name__ for each in optimizers)}))
+    if model not in training.models:
+        training.models.append(model)
     copy_plainly(model, optimizers)
-    runtime.guard.optimizers[model] = optimizers
-    runtime.counters += [StepCounter(optimizer, step if former else 0) for optimizer in optimizers]
-    groups = _divide(model, optimizers, set(runtime.parameters))
-    runtime.parameters |= {id(p): p for p in model.parameters()}
-    runtime.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+    training.guard.optimizers[model] = optimizers
+    for each in optimizers:
+        training.counts.watch(each, step if former else 0)
+    groups = _divide(model, optimizers, set(training.parameters))
+    training.parameters |= {id(p): p for p in model.parameters()}
+    training.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.launched:
-        choices.check_fit(choice, config.size, config.servers)
-    differs = choices.differs_alone(choice) and (config.launched or isinstance(choice, FullBatch))
-    if config.size == 1 and told is None and runtime.client is None and not differs:
+        _check_fit(worker, spec)
+    differs = spec.differs_alone if config.launched else spec.differs_unlaunched
+    if config.size == 1 and told is None and worker.client is None and not differs:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
-        runtime.idle += [
-            functools.partial(_alone, runtime.communicator, model, optimizer, elsewhere)
+        training.idle += [
+            functools.partial(_alone, worker.communicator, model, optimizer, elsewhere)
             for optimizer, elsewhere in groups
         ]
         if spans.are_kept():
-            runtime.wake()
+            training.wake()
         return
     successors = list(former) if len(former) == len(groups) else []
     for optimizer, elsewhere in groups:
-        spread = runtime.communicator.on_host is not runtime.communicator or any(p.is_cuda for p in model.parameters())
+        spread = worker.communicator.on_host is not worker.communicator or any(p.is_cuda for p in model.parameters())
         members = Members(model, optimizer, elsewhere, by_readiness=spread)
         devices.connect(
-            config, runtime.communicator, members.parameters, functools.partial(rendezvous.connect_gpus, config)
+            config, worker.communicator, members.parameters, functools.partial(rendezvous.connect_gpus, config)
         )
-        _check_same(runtime.communicator, members)
+        _check_same(worker.communicator, members)
         if optimizer is not None:
-            _check_same_optimizer(runtime.communicator, optimizer)
-        _start_equal(runtime.communicator, model, None if isinstance(choice, Served) else members)
+            _check_same_optimizer(worker.communicator, optimizer)
+        _start_equal(worker.communicator, model, None if spec.holds_parameters_on_servers else members)
         if members.parameters:
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
-            built = build(choice, runtime.communicator, runtime.client, model, optimizer, members, on_nan)
-            runtime.add(built)
-            runtime.guard.take(model, optimizer, built, members.parameters)
+            context = Context(model, optimizer, members, worker.communicator, worker.client, on_nan)
+            built = build(context, spec)
+            training.add(built)
+            training.guard.take(model, optimizer, built, members.parameters)
             if successors:
                 _go_on(successors.pop(0), built)
-            adds = config.size if reduction == "sum" and not isinstance(choice, FullBatch) else 0
+            adds = config.size if reduction == "sum" and not spec.has_reduction else 0
             if built.collector.adds != adds:
                 _add_up(model, built.collector, adds)
             if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.check_replicas != 0 and config.size > 1 and optimizer is not None:
-                check = ReplicaCheck(runtime.communicator, built, config.check_replicas)
-                runtime.checks[built] = check
+                check = ReplicaCheck(worker.communicator, built, config.check_replicas)
+                training.checks[built] = check
                 optimizer.register_step_post_hook(check.after_step)
 
 
-def _make_room(runtime: Runtime, model: nn.Module, optimizers: list[Optimizer]) -> list[Strategy]:
+def _check_fit(worker: Worker, spec: Spec) -> None:
+    """Raise if the job is not one in which the strategy can train."""
+    config = worker.config
+    spec.check_fit(config.size, config.servers)
+    if spec.meets_at_coordinator and config.size > 1 and worker.client is None:
+        raise StrategyError(
+            f"strategy {spec.name!r} must be known when the job starts: say --strategy {spec.name} to hocket run"
+        )
+
+
+def _make_room(worker: Worker, model: nn.Module, optimizers: list[Optimizer]) -> list[Strategy]:
     """Have the strategies of ``model`` rest for good, as other optimizers are to train it; collective."""
-    before = runtime.guard.optimizers[model]
+    training = worker.training
+    before = training.guard.optimizers[model]
     trained = [
         {id(p) for o in each for group in o.param_groups for p in group["params"]} for each in (before, optimizers)
     ]
@@ -184,20 +195,20 @@ def _make_room(runtime: Runtime, model: nn.Module, optimizers: list[Optimizer]) 
             "optimizers in a list if there are several; called again, it takes new optimizers for all that the former "
             "ones trained"
         )
-    if runtime.client is not None:
+    if worker.client is not None:
         raise StrategyError(
             "servers keep the optimizer that a model was distributed with: change the options in its param_groups, or "
             "use --strategy mirrored, central or local_sgd"
         )
-    former, freed = runtime.guard.release(model)
+    former, freed = training.guard.release(model)
     for strategy in former:
-        strategy.rest()
-        runtime.strategies.remove(strategy)
-        runtime.checks.pop(strategy, None)
-    runtime.idle = [each for each in runtime.idle if each.args[1] is not model]
-    runtime.counters = [counter for counter in runtime.counters if counter.optimizer not in before]
+        strategy.settle(Why.SWITCH_AWAY)
+        training.strategies.remove(strategy)
+        training.checks.pop(strategy, None)
+    training.idle = [each for each in training.idle if each.args[1] is not model]
+    training.counts.counters = [counter for counter in training.counts.counters if counter.optimizer not in before]
     for each in freed:
-        runtime.parameters.pop(each, None)
+        training.parameters.pop(each, None)
     return former
 
 
@@ -227,15 +238,15 @@ def _check_given(model: Any, optimizer: Any) -> None:
         )
 
 
-def _choose(strategy: str | Choice | None, reduction: str) -> Choice:
+def _choose(strategy: str | Spec | None, reduction: str) -> Spec:
     chosen = strategy or configuration.SETTINGS["strategy"].default
-    choice = choices.parse(chosen) if isinstance(chosen, str) else chosen
-    if not isinstance(choice, Choice):
+    spec = specs.parse(chosen) if isinstance(chosen, str) else chosen
+    if not isinstance(spec, Spec):
         raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
-    choice = choices.parse(choices.write(choice))  # with a look at every value
-    if isinstance(choice, FullBatch) and reduction == "sum":
-        choice = dataclasses.replace(choice, reduction="sum")  # it adds up by itself
-    return choice
+    spec = specs.parse(specs.write(spec))  # with a look at every value
+    if spec.has_reduction and reduction == "sum":
+        spec = dataclasses.replace(spec, reduction="sum")  # type: ignore[call-arg]  # it adds up by itself
+    return spec
 
 
 def _add_up(model: nn.Module, collector: Collector, workers: int) -> None:
@@ -250,7 +261,6 @@ def _add_up(model: nn.Module, collector: Collector, workers: int) -> None:
 def _go_on(former: Strategy, strategy: Strategy) -> None:
     """Let ``strategy`` be where ``former`` was; collective."""
     strategy.load_state(former.state())
-    strategy.counts_steps = former.counts_steps
     hand_over(former.collector, strategy.collector)
 
 
@@ -272,18 +282,19 @@ def _divide(
 def _alone(
     communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, elsewhere: frozenset[int]
 ) -> Strategy:
-    return MirroredTraining(communicator, model, optimizer, Members(model, optimizer, elsewhere), "ignore")
+    members = Members(model, optimizer, elsewhere)
+    return build(Context(model, optimizer, members, communicator, on_nan="ignore"), Mirrored())
 
 
-def _describe(communicator: Communicator, choice: Choice, model: nn.Module, servers: int) -> dict[str, Any]:
+def _describe(communicator: Communicator, spec: Spec, model: nn.Module, servers: int) -> dict[str, Any]:
     return {
-        "strategy": choices.write(choice),
+        "strategy": specs.write(spec),
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters() if not isinstance(p, nn.UninitializedParameter)),
         "device": next((p.device.type for p in model.parameters()), "cpu"),
         "threads": torch.get_num_threads(),
-        "communication": "from worker to worker" if isinstance(choice, Gossip) else communicator.way,
-        "survives loss": choices.survives_loss(choice, servers),
+        "communication": spec.way or communicator.way,
+        "survives loss": spec.resolve(communicator.size, servers).survives_loss,
     }
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from hocket import spans
 from hocket.errors import HocketError
 from hocket.events import Stage
-from hocket.job.replicas import describe_last
+from hocket.job.replica_check import describe_last
 
 if TYPE_CHECKING:
-    from hocket.job.runtime import Runtime
+    from hocket.job.worker import Worker
 
 
-def say_goodbye(runtime: Runtime) -> None:
+def say_goodbye(worker: Worker) -> None:
     """Tell waiting ranks how this one ended: a finished script is not a crashed one."""
     failed = False
     previous = sys.excepthook
@@ -36,12 +36,12 @@ def say_goodbye(runtime: Runtime) -> None:
             return
         spans.flush()
         # Before others notice, or one that fails only because of this would be taken for the cause.
-        runtime.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1, words))
+        worker.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1, words))
         # Threads of the script may keep the process alive for long; nobody should wait for them.
-        runtime.has_left = True
-        runtime.communicator.leave(failed)
-        if runtime.communicator.nccl is not None:
-            runtime.communicator.nccl.abort()
+        worker.has_left = True
+        worker.communicator.leave(failed)
+        if worker.communicator.nccl is not None:
+            worker.communicator.nccl.abort()
 
     def on_exit() -> None:
         nonlocal failed
@@ -49,25 +49,21 @@ def say_goodbye(runtime: Runtime) -> None:
             return
         if not failed:
             try:
-                runtime.loops.catch_up("the end of the script")  # others may wait for it
-                runtime.say_what_is_owed()
+                worker.training.loops.catch_up("the end of the script")  # others may wait for it
+                worker.training.settling.say_what_is_owed()
             except HocketError as error:
                 failed = True
-                print(f"hocket: at the end of rank {runtime.config.rank}: {error}", file=sys.stderr, flush=True)
-                runtime.sink.put(Stage("failed", 1))
-        runtime.tell_again()
-        runtime.tell_traffic()
-        runtime.tell_gradients()
-        runtime.tell_sent()
-        runtime.tell_facts()
+                print(f"hocket: at the end of rank {worker.config.rank}: {error}", file=sys.stderr, flush=True)
+                worker.sink.put(Stage("failed", 1))
+        worker.teller.tell_end()
         if not failed:
-            last = describe_last(runtime.checks.values())
+            last = describe_last(worker.training.checks.values())
             if last is not None:
-                runtime.sink.put(last)
-        runtime.has_left = True
-        runtime.communicator.leave(failed)
-        if runtime.communicator.nccl is not None:
-            runtime.communicator.nccl.close()
+                worker.sink.put(last)
+        worker.has_left = True
+        worker.communicator.leave(failed)
+        if worker.communicator.nccl is not None:
+            worker.communicator.nccl.close()
 
     sys.excepthook = on_exception
     atexit.register(on_exit)

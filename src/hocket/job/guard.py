@@ -1,18 +1,23 @@
-"""Looks at every step of every optimizer: whether it may train the parameters of distributed models."""
+"""Which optimizers may train distributed models, and which wrappers may not have them inside.
+
+The guard looks at every step of every optimizer, and at every module that is put into another.
+"""
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hocket.errors import StrategyError, UsageError
 from hocket.job.owner import Owner
-from hocket.job.wrappers import is_wrapper, refuse
-from hocket.strategies.base import Strategy, like
+from hocket.strategies.base import Strategy
+from hocket.strategies.optimizer_step import like
 
 
 class Guard:
@@ -72,7 +77,7 @@ class Guard:
         strategy = self._known.get(optimizer)
         if strategy is not None:
             self._owner.check("optimizer.step()")
-            strategy.note_step()
+            strategy.collector.taken += 1
             return
         if optimizer in self._replaced:
             raise UsageError(
@@ -81,10 +86,35 @@ class Guard:
             )
         ids = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
         for each in {self._strategies[each] for each in ids if each in self._strategies}:
-            if not each.serves_any_optimizer:
+            if not each.at_work.spec.serves_any_optimizer:
                 raise StrategyError(
                     f"this {type(optimizer).__name__} trains parameters of a distributed model and was not given to "
                     "hocket.distribute(), so its steps would be this worker's alone: call hocket.distribute(model, "
                     "optimizer) again with the new optimizer before its first step, or use --strategy mirrored"
                 )
-            each.note_step()
+            each.collector.taken += 1
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether this is DistributedDataParallel, FullyShardedDataParallel, or has been through ``fully_shard``."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # which nobody can use who has not imported it
+    names = ("FullyShardedDataParallel", "FSDPModule")
+    kinds = tuple(kind for name in names if isinstance(kind := getattr(fsdp, name, None), type))
+    return isinstance(module, (DistributedDataParallel, *kinds))
+
+
+def refuse_inside(model: nn.Module) -> None:
+    """Raise if ``model`` is such a wrapper, or has one in it."""
+    for module in model.modules():
+        if is_wrapper(module):
+            refuse(module)
+
+
+def refuse(wrapper: nn.Module) -> None:
+    """Raise."""
+    kind = type(wrapper).__name__
+    raise UsageError(
+        f"Hocket and a wrapper ({kind}) would both exchange the gradients of this model, whatever the strategy: leave "
+        "the wrapper out; for accelerate, the Trainer of Hugging Face or Lightning, which wrap models of several "
+        "processes by themselves, add --hide-torch-env to hocket run, and they see one"
+    )

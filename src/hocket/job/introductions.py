@@ -16,7 +16,7 @@ from hocket.errors import JobError, UsageError
 from hocket.job.reaching import reach
 from hocket.transport import handoff
 from hocket.transport.gate import ranks
-from hocket.transport.process_group import Store, StoreLost
+from hocket.transport.store import Store, StoreLost
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
         "local size": config.local_size,
         "socket": handoff.new_name(),
     }
-    if config.rank == 0:
-        mine["secret"] = job_secret(config).hex() if config.secret_fd is None else ""
+    known = job_secret(config)
+    if config.rank == 0 and known is None:
+        mine["secret"] = secrets.token_bytes(32).hex()  # the store is as open as whoever started the workers has it
     store.set(f"worker {config.rank}", json.dumps(mine))
     everyone = _hear_all(store, config)
     hosts: dict[Any, list[int]] = {}
@@ -63,7 +64,7 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
     _check_sizes(config, topology, everyone, shares)
     one_machine = len({other["machine"] for other in everyone}) == 1
     first = everyone[topology.local[0]]
-    secret = job_secret(config) if config.secret_fd is not None else bytes.fromhex(everyone[0]["secret"])
+    secret = known or bytes.fromhex(everyone[0]["secret"])
     address = "127.0.0.1" if one_machine else config.host_address
     address = address or reach(store, topology, secret, config.interface)
     return Introductions(topology, address, first["socket"], secret)
@@ -120,9 +121,15 @@ def machine() -> str:
         return socket.gethostname()
 
 
-def job_secret(config: Config) -> bytes:
-    """The job's secret, as the launcher has handed it over, or a new one; can be asked for once."""
+def job_secret(config: Config) -> bytes | None:
+    """The job's secret, as the launcher has handed it over; None if something else has started the workers."""
     if config.secret_fd is None:
-        return secrets.token_bytes(32)
-    with os.fdopen(config.secret_fd, "rb") as pipe:
-        return pipe.read(32)
+        return None
+    key = (config.secret_fd, config.rendezvous)
+    if key not in _secrets:
+        with os.fdopen(config.secret_fd, "rb") as pipe:  # which gives it once
+            _secrets[key] = pipe.read(32)
+    return _secrets[key]
+
+
+_secrets: dict[tuple[int, str | None], bytes] = {}

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket import specs
 from hocket.errors import StrategyError, UsageError
-from hocket.job.runtime import Runtime, current
+from hocket.job.worker import Worker, current
 from hocket.server import rule
 from hocket.server.copies import DenseCopy, RowCopy
 from hocket.server.placement import place
 from hocket.server.terms import Push, Terms
-from hocket.strategies import choices
-from hocket.strategies.choices import Served
+from hocket.specs import Served
 from hocket.strategies.served import terms_of
 from hocket.updates.kinds import divides_by_elements
 
@@ -45,11 +45,11 @@ class KeyValue:
         rows: Iterable[str] = (),
         strategy: str | Served = "asynchronous",
     ) -> None:
-        runtime = current()
-        client = runtime.client
+        worker = current()
+        client = worker.client
         if client is None:
             raise UsageError("hocket.KeyValue needs servers: start the script with hocket run --servers 1")
-        choice = choices.parse(strategy) if isinstance(strategy, str) else strategy
+        choice = specs.parse(strategy) if isinstance(strategy, str) else strategy
         if not isinstance(choice, Served):
             raise StrategyError(f"KeyValue(strategy={strategy!r}): choose one with servers, such as 'asynchronous'")
         self._client = client
@@ -65,7 +65,7 @@ class KeyValue:
                 self._add_rows(key, value, optimizer, terms_of(choice))
             else:
                 self._add_dense(key, value, optimizer, choice)
-        self._start(runtime, values)
+        self._start(worker, values)
 
     def push(self, key: str, gradient: torch.Tensor, rows: Rows | None = None, weight: float = 1.0) -> None:
         """Send a gradient for ``key``; returns when it is copied, before the servers have applied it.
@@ -150,14 +150,14 @@ class KeyValue:
         rows, width = value.shape
         self._rows[key] = RowCopy(self._client, (rows, width), value.dtype, terms, rule.describe(made))
 
-    def _start(self, runtime: Runtime, values: Mapping[str, torch.Tensor]) -> None:
+    def _start(self, worker: Worker, values: Mapping[str, torch.Tensor]) -> None:
         if self._client.rank == 0:
             for key, copy in self._dense.items():
                 self._views[key][1].copy_(values[key].detach())
                 copy.assign()
             for key, table in self._rows.items():
                 table.assign(values[key].detach().contiguous())
-        runtime.communicator.barrier("hocket.KeyValue()")
+        worker.communicator.barrier("hocket.KeyValue()")
         for copy in self._dense.values():
             copy.pull()
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.errors import UsageError
-from hocket.job.runtime import current
+from hocket.job.worker import current
 
 _RULES = {"linear": float, "sqrt": math.sqrt}
 
@@ -38,7 +38,7 @@ def scale_lr(optimizer: Optimizer, rule: str = "linear", *, warmup: int = 0) -> 
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * factor
     if warmup and factor > 1:
-        current().warmups.append(_Warmup(optimizer, factor, warmup))
+        current().training.warmups.append(_Warmup(optimizer, factor, warmup))
 
 
 class _Warmup:

@@ -12,8 +12,8 @@ from typing import Any
 from hocket.comm.topology import Topology
 from hocket.errors import UsageError
 from hocket.transport.interfaces import Listener, Target, addresses, try_addresses
-from hocket.transport.process_group import Store
 from hocket.transport.routes import Node, choose, explain
+from hocket.transport.store import Store
 
 _SECONDS = 5.0
 

@@ -7,27 +7,30 @@ import sys
 
 import torch
 
+from hocket import specs
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.comm.hosts import HostsCommunicator
+from hocket.comm.meeting import MeetingCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
+from hocket.coordinator.client import open_board
 from hocket.errors import UsageError, WorkerLost
 from hocket.job import introductions
-from hocket.server.client import open_client
-from hocket.server.communicator import ServedCommunicator
+from hocket.server.client import Client, open_client
 from hocket.transport import futex, handoff
 from hocket.transport.nccl import NcclGroup
-from hocket.transport.process_group import ProcessGroup, Store, StoreLost, open_store, prefixed
+from hocket.transport.process_group import ProcessGroup
 from hocket.transport.shared_memory import SharedMemory
+from hocket.transport.store import AskedStore, Store, StoreLost, open_store, prefixed
 from hocket.transport.watch import Watch
 
 
 def join(config: Config) -> Communicator:
     """Meet the other workers; blocks until all are there or the timeout."""
     _check(config)
-    if config.servers:
-        return _join_servers(config)
+    if config.servers or (config.size > 1 and config.strategy and specs.parse(config.strategy).meets_at_coordinator):
+        return join_at_coordinator(config)
     if config.size == 1:
         return AloneCommunicator()
     shares = config.transport != "gloo" and futex.supported()
@@ -40,19 +43,26 @@ def join(config: Config) -> Communicator:
             return _join_host(config)
         return _join_hosts(config, shares)
     except StoreLost as error:
-        raise WorkerLost(
-            f"rank {config.rank} waits in hocket.init(), but the store at MASTER_ADDR={config.address}, "
-            f"MASTER_PORT={config.port} is gone: see the output of rank 0 ({error})"
-        ) from error
+        keeper = "the coordinator of the job is gone: see its output"
+        if config.coordinator_port is None:
+            keeper = (
+                f"the store at MASTER_ADDR={config.address}, where the workers find each other, is gone: see the "
+                "output of rank 0, or of torchrun"
+            )
+        raise WorkerLost(f"rank {config.rank} waits in hocket.init(), but {keeper} ({error})") from error
 
 
-def _join_servers(config: Config) -> Communicator:
-    """Workers know the servers, and meet there."""
-    if config.secret_fd is None:
-        raise UsageError("HOCKET_SERVERS is set, and nothing has started servers: use hocket run --servers")
-    client = open_client(config, introductions.job_secret(config))
+def join_at_coordinator(config: Config) -> MeetingCommunicator[Client]:
+    """Workers meet at the coordinator, and know the servers if there are any."""
+    secret = introductions.job_secret(config)
+    if secret is None:
+        what = "HOCKET_SERVERS is set" if config.servers else f"strategy {config.strategy!r} needs a coordinator"
+        raise UsageError(f"{what}, and nothing has started it: use hocket run")
+    client = open_client(config, secret)
+    local = all(link.is_local for link in (client.link, *client.links))
+    way = f"{'servers ' if config.servers else ''}{'through shared memory' if local else 'over TCP'}"
     name = config.host_name or platform.node()
-    return ServedCommunicator(client, config.rendezvous or introductions.machine(), name)
+    return MeetingCommunicator(client, config.rendezvous or introductions.machine(), name, way)
 
 
 def _join_host(config: Config) -> Communicator:
@@ -117,6 +127,10 @@ def _check(config: Config) -> None:
 
 
 def _open_store(config: Config) -> Store:
+    """The board of the job's coordinator or, where something else has started the workers, torch's own store."""
+    secret = introductions.job_secret(config)
+    if secret is not None and config.coordinator_port is not None:
+        return AskedStore(open_board(config, secret), config.timeout)
     if config.port is None:
         raise UsageError("WORLD_SIZE is set but MASTER_PORT is not: start the script with hocket run or torchrun")
     host = config.rank == 0 and not config.store_is_hosted

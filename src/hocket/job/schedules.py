@@ -7,23 +7,51 @@ has had half as many batches as the others on the average therefore takes its sc
 from __future__ import annotations
 
 import gc
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.capture.collector import BackwardPasses
 
-class Pace(Protocol):
-    """How far a training loop is: batches of this worker, and of all on the average."""
 
-    own: int
-    pace: float
+class LoopPace:
+    """How far the training loop is that goes on, where workers may advance unevenly.
+
+    Attributes:
+        own: Batches of this worker.
+        pace: Batches of all workers, on the average.
+    """
+
+    def __init__(self, passes: BackwardPasses) -> None:
+        self.own, self.pace = 0, 0.0
+        self._passes, self._followed = passes, 0  # backward passes, when the last batch was followed
+        self._following: Following | None = None
+
+    def begin(self, optimizers: Callable[[], list[Optimizer]] | None) -> None:
+        """A loop begins; the schedulers of ``optimizers``, if some are given, follow its pace until its end."""
+        self.own, self.pace = 0, 0.0
+        if self._following is None and optimizers is not None:
+            self._following = Following(self, optimizers())
+
+    def follow(self, pace: float) -> None:
+        """This worker gets a batch, and so many there were for each worker on the average."""
+        if not self.own or self._passes.count > self._followed:  # else it is another loop's part of the same batch
+            self.own += 1
+        self._followed, self.pace = self._passes.count, pace
+
+    def end(self) -> None:
+        """The loop is over."""
+        if self._following is not None:
+            self._following.end()
+            self._following = None
 
 
 class Following:
     """For the time of one training loop, the schedulers of some optimizers follow the pace of all workers."""
 
-    def __init__(self, pace: Pace, optimizers: list[Optimizer]) -> None:
+    def __init__(self, pace: LoopPace, optimizers: list[Optimizer]) -> None:
         self._pace = pace
         self._kinds: list[tuple[LRScheduler, type[LRScheduler]]] = []
         self._counts: dict[int, list[int]] = {}  # calls of a scheduler's step(), and steps taken for them

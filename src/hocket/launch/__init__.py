@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from hocket.strategies.choices import Choice
+    from hocket.specs import Spec
 
 
 class _Launch(ModuleType):
@@ -19,7 +19,7 @@ class _Launch(ModuleType):
         fn: Callable[..., Any],
         *args: Any,
         n: int | Literal["auto"] = "auto",
-        strategy: str | Choice | None = None,
+        strategy: str | Spec | None = None,
         **options: Any,
     ) -> Any:
         """Run ``fn`` on ``n`` fresh workers and return rank 0's result; see ``hocket.launch.function.launch``."""

@@ -6,10 +6,12 @@ output, and ends with everything of the job when these end, or when the launcher
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,17 +20,15 @@ from typing import Any
 
 from hocket import config
 from hocket.errors import JobError
-from hocket.launch import answers, frames
-from hocket.launch.answers import Reaching
-from hocket.launch.channel import Channel
+from hocket.lab.doctor.patient import Patient
+from hocket.launch import machine, scripts
+from hocket.launch.agent_links import SILENCE
+from hocket.launch.channel import MARKER, Channel, Frame
 from hocket.launch.crew import Chunk, Member
-from hocket.launch.doctor.patient import Patient
-from hocket.launch.environment import Job, Place
-from hocket.launch.frames import Frame
-from hocket.launch.input import Input
-from hocket.launch.links import SILENCE
-from hocket.launch.local import LocalCrew
+from hocket.launch.environment import HostPart, Job, Ports
+from hocket.launch.local import LocalCrew, reserve_port
 from hocket.launch.signals import Signals
+from hocket.transport import interfaces
 
 _TICK = 0.25
 _PING = 1.0
@@ -41,8 +41,8 @@ def main() -> None:
         channel = _take_over_streams()
         agent = _Agent(channel, signals)
         try:
-            channel.send_raw(frames.MARKER)
-            channel.send("hello", **answers.hello())
+            channel.send_raw(MARKER)
+            channel.send("hello", **machine.describe())
             agent.serve()
         finally:
             agent.close()
@@ -62,7 +62,7 @@ class _Agent:
     def __init__(self, channel: Channel, signals: Signals) -> None:
         self._channel, self._signals = channel, signals
         self._crew: LocalCrew | None = None
-        self._reaching: Reaching | None = None
+        self._reaching: _Reaching | None = None
         self._secret, self._number = b"", 0
         self._base = config.environment()
         self._base.pop("PYTHONSAFEPATH", None)  # was meant for the agent
@@ -72,7 +72,7 @@ class _Agent:
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel.reader, selectors.EVENT_READ, _nothing)
         self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
-        self._input = Input(self._selector, lambda: channel.send("input taken"))
+        self._input = _Input(self._selector, lambda: channel.send("input taken"))
         self._patient = Patient(channel, self._selector)
         self._answers: dict[str, Callable[[Frame], None]] = {
             "alive": lambda _: None,
@@ -161,10 +161,10 @@ class _Agent:
         self._base.update(frame.head["environment"])
 
     def _check(self, frame: Frame) -> None:
-        self._channel.send("checked", **answers.check(frame.head["folder"], frame.head["command"], self._base))
+        self._channel.send("checked", **scripts.look_for(frame.head["folder"], frame.head["command"], self._base))
 
     def _listen(self, frame: Frame) -> None:
-        self._reaching = Reaching(self._secret, self._number)
+        self._reaching = _Reaching(self._secret, self._number)
         self._channel.send("listening", **self._reaching.addresses(frame.head["interface"]))
 
     def _reach(self, frame: Frame) -> None:
@@ -183,12 +183,12 @@ class _Agent:
             self._reaching.stop_listening()
         head: dict[str, Any] = frame.head
         job = Job(tuple(head["command"]), head["size"], head["settings"], head["mark"], self._secret)
-        place = Place(**head["place"])
-        stdin = self._input.open() if place.count and place.first == 0 else None
+        part = HostPart(**head["part"])
+        stdin = self._input.open() if part.count and part.first == 0 else None
         try:
             self._crew = LocalCrew(
-                job, self._signals, place=place, port=head["port"], base=self._base, folder=Path(head["folder"]),
-                stdin=stdin, selector=self._selector,
+                job, self._signals, part=part, ports=Ports(*head["ports"]), base=self._base,
+                folder=Path(head["folder"]), stdin=stdin, selector=self._selector,
             )  # fmt: skip
         finally:
             if stdin is not None:
@@ -219,6 +219,95 @@ class _Agent:
         while self._channel.pending and time.monotonic() < deadline:
             select.select([], [self._channel.writer], [], 0.1)
             self._channel.flush()
+
+
+class _Reaching:
+    """This host's part in finding out which addresses lead where."""
+
+    def __init__(self, secret: bytes, number: int) -> None:
+        self._secret = secret
+        self._listener: interfaces.Listener | None = interfaces.Listener(secret, str(number))
+        self._reserved: list[socket.socket] = []
+
+    def addresses(self, interface: str | None) -> dict[str, Any]:
+        """Where this host can perhaps be reached."""
+        assert self._listener is not None
+        known = list(dict.fromkeys(name for name, _ in interfaces.addresses()))
+        return {"addresses": interfaces.addresses(interface), "interfaces": known, "port": self._listener.port}
+
+    def reach(self, targets: list[list[Any]], seconds: float) -> dict[str, Any]:
+        """Try all of ``targets`` (number of the host, address, port); those that lead there."""
+        wanted = [interfaces.Target(str(number), str(address), int(port)) for number, address, port in targets]
+        found = interfaces.try_addresses(wanted, self._secret, seconds)
+        return {"found": [[int(target.identity), target.address] for target in found]}
+
+    def reserve(self, address: str) -> dict[str, Any]:
+        """Ports on this host for the job (see ``Ports``), kept until ``close``."""
+        self._reserved = [reserve_port(address) for _ in Ports._fields]
+        return {"ports": [each.getsockname()[1] for each in self._reserved]}
+
+    def stop_listening(self) -> None:
+        """Others have tried; threads have ended then, so that workers may be started."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def close(self) -> None:
+        """Let go of the ports."""
+        self.stop_listening()
+        for reserved in self._reserved:
+            reserved.close()
+
+
+class _Input:
+    """The standard input of rank 0, where the launcher is elsewhere: a pipe that nobody ever blocks on.
+
+    The launcher sends the next piece when rank 0 has taken one.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, taken: Callable[[], None]) -> None:
+        """``selector`` calls the ``data`` of what is ready; ``taken`` is called when rank 0 has room for more."""
+        self._selector, self._taken = selector, taken
+        self._data = b""
+        self._writer = -1
+
+    def open(self) -> int:
+        """What rank 0 is to read from; the caller closes it when rank 0 has it."""
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        return reader
+
+    def take(self, data: bytes) -> None:
+        """Pass on ``data``; none is the end of the input."""
+        self._data += data
+        if self._writer >= 0 and not data:
+            self.close()
+        elif self._writer >= 0:
+            self._write()
+
+    def close(self) -> None:
+        """The input ends here."""
+        if self._writer >= 0:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._writer)
+            os.close(self._writer)
+            self._writer = -1
+
+    def _write(self) -> None:
+        try:
+            self._data = self._data[os.write(self._writer, self._data) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # rank 0 reads no more
+            self.close()
+            return
+        if self._data:
+            if self._writer not in self._selector.get_map():
+                self._selector.register(self._writer, selectors.EVENT_WRITE, self._write)
+            return
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(self._writer)
+        self._taken()
 
 
 def _nothing() -> None:

@@ -1,16 +1,22 @@
-"""A two-way line of frames over two descriptors, on which no end ever blocks."""
+"""The two-way line between the launcher and an agent on another host: messages over two pipes, on which nobody blocks.
+
+Messages have the one format of the job (see ``transport.wire``); the head of each says its ``kind`` in words. An agent
+writes a marker before its first message, so that whatever a shell prints at login is not taken for one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from hocket.errors import JobError
-from hocket.launch import frames
-from hocket.launch.frames import Frame
+from hocket.transport import wire
 
+MARKER = b"\n\0hocket agent, messages from here\0\n"
+MOST = 1 << 20  # bytes of a head, and of a body
+_KIND = 0  # of every message here: the head says more
 _READ = 1 << 18
 
 
@@ -26,7 +32,7 @@ class Channel:
     def __init__(self, reader: int, writer: int) -> None:
         self.reader, self.writer = reader, writer
         self.is_open = True
-        self._decoder = frames.Decoder()
+        self._decoder = wire.Decoder(MOST, MOST)
         self._out = bytearray()
         self._lock = threading.Lock()  # the launcher says from a thread that it is alive
         for descriptor in (reader, writer):
@@ -39,7 +45,7 @@ class Channel:
 
     def send(self, kind: str, body: bytes = b"", **head: Any) -> None:
         """Send a frame, now or when there is room; to an end that is gone, nothing."""
-        self.send_raw(frames.encode(kind, body, **head))
+        self.send_raw(encode(kind, body, **head))
 
     def send_raw(self, data: bytes) -> None:
         """Send bytes that are no frame, or one that is encoded."""
@@ -66,7 +72,7 @@ class Channel:
         """
         data = self.read()
         try:
-            return self._decoder.feed(data)
+            return self.decode(data)
         except JobError:
             self.is_open = False
             raise
@@ -83,8 +89,8 @@ class Channel:
         return data
 
     def decode(self, data: bytes) -> list[Frame]:
-        """The frames in bytes that were read by hand."""
-        return self._decoder.feed(data)
+        """The frames that ``data``, which was read by hand, completes."""
+        return [_frame(message, body) for message, body in self._decoder.feed(data)]
 
     def close(self) -> None:
         """Let go of both descriptors; the other end sees the end."""
@@ -94,3 +100,25 @@ class Channel:
             for descriptor in {self.reader, self.writer}:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
+
+
+class Frame(NamedTuple):
+    """One message: what it says, and bytes that belong to it."""
+
+    head: dict[str, Any]
+    body: bytes
+
+    @property
+    def kind(self) -> str:
+        return str(self.head["kind"])
+
+
+def encode(kind: str, body: bytes = b"", **head: Any) -> bytes:
+    """The bytes of one frame; ``head`` is plain data."""
+    return wire.encode(_KIND, {"kind": kind, **head}, body, MOST, MOST)
+
+
+def _frame(message: wire.Message, body: bytes) -> Frame:
+    if message.kind != _KIND or not isinstance(message.head.get("kind"), str):
+        raise wire.WireError("a message without a kind came")
+    return Frame(message.head, body)

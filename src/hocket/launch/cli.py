@@ -11,29 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from hocket import __version__, config
+from hocket import __version__, config, specs
 from hocket.errors import HocketError, UsageError
-from hocket.launch import (
-    bench_cli,
-    compare_cli,
-    hosts,
-    leftovers,
-    machine,
-    on_hosts,
-    recording,
-    rig_cli,
-    runs_cli,
-    scripts,
-    streams,
-    supervisor,
-    trace_cli,
-)
-from hocket.launch.doctor import command as doctor
+from hocket.lab.bench import bench_cli
+from hocket.lab.compare import compare_cli
+from hocket.lab.doctor import doctor_cli
+from hocket.lab.rig import rig_cli
+from hocket.lab.trace import trace_cli
+from hocket.launch import hosts, leftovers, listener, machine, remote, runs_cli, scripts, stdio, supervisor
 from hocket.launch.environment import Job
-from hocket.launch.party import Wishes
+from hocket.launch.flags import takes_settings
+from hocket.launch.hosts import Wishes
 from hocket.observe.recorder import Recorder
 from hocket.observe.timeline import Timeline
-from hocket.strategies import choices
 
 app = typer.Typer(
     add_completion=False,
@@ -47,49 +37,21 @@ app.add_typer(runs_cli.app, name="runs")
 app.add_typer(rig_cli.app, name="rig")
 
 
-def _flag(name: str) -> typer.models.OptionInfo:
-    setting = config.SETTINGS[name]
-    allowed = f" [{'|'.join(setting.choices)}]" if setting.choices else ""
-    option: typer.models.OptionInfo = typer.Option(
-        f"--{name}",
-        help=f"{setting.help}{allowed} Also {setting.variable}. [default: {setting.default or 'none'}]",
-        show_default=False,
-    )
-    return option
-
-
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+@takes_settings(
+    before={"tls": ["server_hosts"], "ssh": ["no_record", "tensorboard", "log_dir", "host", "hostfile"]},
+)
 def run(
+    *,
     script: Annotated[str, typer.Argument(help="The script, or with -m the module, that every worker runs.")],
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
     workers: Annotated[str, typer.Option("-n", "--workers", help="How many workers, or auto: one per core.")] = "auto",
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
-    strategy: Annotated[str | None, _flag("strategy")] = None,
-    timeout: Annotated[str | None, _flag("timeout")] = None,
-    on_nan: Annotated[str | None, _flag("on-nan")] = None,
-    transport: Annotated[str | None, _flag("transport")] = None,
-    checkpoint: Annotated[str | None, _flag("checkpoint")] = None,
-    checkpoint_every: Annotated[str | None, _flag("checkpoint-every")] = None,
-    checkpoint_keep: Annotated[str | None, _flag("checkpoint-keep")] = None,
-    check_replicas: Annotated[str | None, _flag("check-replicas")] = None,
-    servers: Annotated[str | None, _flag("servers")] = None,
+    settings: dict[str, str],
     server_hosts: Annotated[
         str | None,
         typer.Option("--server-hosts", help="Hosts for the servers: node3,node4:2. [default: the workers' hosts]"),
     ] = None,
-    tls: Annotated[str | None, _flag("tls")] = None,
-    timeline: Annotated[str | None, _flag("timeline")] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help=f"{config.SETTINGS['verbose'].help} Also HOCKET_VERBOSE=on.")
-    ] = False,
-    hide_torch_env: Annotated[
-        bool,
-        typer.Option(
-            "--hide-torch-env", help=f"{config.SETTINGS['hide-torch-env'].help} Also HOCKET_HIDE_TORCH_ENV=on."
-        ),
-    ] = False,
-    seed: Annotated[str | None, _flag("seed")] = None,
-    run_dir: Annotated[str | None, _flag("run-dir")] = None,
     no_record: Annotated[bool, typer.Option("--no-record", help="Keep no record of this run.")] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write curves for TensorBoard, into the run's folder.")
@@ -103,9 +65,6 @@ def run(
     hostfile: Annotated[
         Path | None, typer.Option("--hostfile", help="The same from a file: a host in every line, node1 slots=4.")
     ] = None,
-    ssh: Annotated[str | None, _flag("ssh")] = None,
-    python: Annotated[str | None, _flag("python")] = None,
-    interface: Annotated[str | None, _flag("interface")] = None,
     export: Annotated[
         list[str] | None,
         typer.Option("-x", "--export", help="An environment variable for workers on other hosts: NAME or NAME=VALUE."),
@@ -122,53 +81,33 @@ def run(
         raise UsageError("-H and --hostfile both name the hosts: use one of them")
     named = hosts.parse(host) if host is not None else hosts.read_file(hostfile) if hostfile is not None else []
     if not named:
-        flags_for_hosts = {"--ssh": ssh, "--python": python, "--interface": interface, "-x": export}
-        _refuse_without_hosts({**flags_for_hosts, "--server-hosts": server_hosts})
+        of_hosts = {f"--{name}": settings.get(name) for name in config.FOR_HOSTS}
+        _refuse_without_hosts({**of_hosts, "-x": export, "--server-hosts": server_hosts})
     command = scripts.command(script, args or [], module)
-    flags = {
-        "strategy": strategy,
-        "timeout": timeout,
-        "on-nan": on_nan,
-        "transport": transport,
-        "checkpoint": checkpoint,
-        "checkpoint-every": checkpoint_every,
-        "checkpoint-keep": checkpoint_keep,
-        "check-replicas": check_replicas,
-        "servers": servers,
-        "tls": tls,
-        "timeline": timeline,
-        "verbose": "on" if verbose else None,
-        "hide-torch-env": "on" if hide_torch_env else None,
-        "ssh": ssh,
-        "python": python,
-        "interface": interface,
-        "seed": seed,
-        "run-dir": run_dir,
-    }
-    settings = _checked({name: value for name, value in flags.items() if value is not None})
+    settings = _checked(settings)
     count = machine.worker_count(workers, int(settings.get("servers", "0"))) if not named else 0
     _check_strategy(settings, count)
     if not named:
         machine.check_files(count + int(settings.get("servers", "0")))
-    job = Job(command, count, {name: value for name, value in settings.items() if name not in config.LAUNCHERS_OWN})
+    job = Job(command, count, {name: value for name, value in settings.items() if name not in config.FOR_LAUNCHER})
     if log_dir is not None:
         _check_folder("log-dir", log_dir)
 
     drawn = Timeline(Path(settings["timeline"])) if settings.get("timeline") else None
 
     def record(sized: Job, facts: Mapping[str, Any] | None) -> Recorder | None:
-        return None if no_record else recording.start(sized, settings, tensorboard=tensorboard, hosts=facts)
+        return None if no_record else listener.open_record(sized, settings, tensorboard=tensorboard, hosts=facts)
 
     if named:
         dealt = _server_hosts(server_hosts, job.servers) if server_hosts is not None else {}
         wishes = _wishes(named, workers, settings, export or [], dealt)
-        sys.exit(on_hosts.run(job, wishes, log_dir, record, drawn))
+        sys.exit(remote.run_on_hosts(job, wishes, log_dir, record, drawn))
     sys.exit(supervisor.run(job, log_dir, record(job, None), report, timeline=drawn))
 
 
 app.command(context_settings={"allow_interspersed_args": False})(compare_cli.compare)
 app.command()(trace_cli.trace)
-app.command()(doctor.doctor)
+app.command()(doctor_cli.doctor)
 
 
 @app.command()
@@ -180,22 +119,22 @@ def version() -> None:
 def main() -> None:
     """A wrong use is one line and status 2, and so is an output that cannot be written; Ctrl-C is status 130."""
     try:
-        streams.prepare()
+        stdio.prepare()
         try:
             app()
         finally:
             sys.stdout.flush()  # here, where it can still be said that it fails
-    except streams.Unwritable as error:
-        sys.exit(streams.end(error))
+    except stdio.Unwritable as error:
+        sys.exit(stdio.end(error))
     except HocketError as error:
-        streams.say(f"hocket: {error}")
+        stdio.say(f"hocket: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
         if not (line := machine.explain(error)):
             raise
-        streams.say(f"hocket: {line}")
+        stdio.say(f"hocket: {line}")
         sys.exit(2)
 
 
@@ -229,20 +168,10 @@ def _wishes(
 def _checked(given: dict[str, str]) -> dict[str, str]:
     """What flags and environment set, after a look at every value."""
     settings = {**config.told(), **given}
+    for name, text in settings.items():
+        config.SETTINGS[name].read(text)
     if "strategy" in settings:
-        wanted = config.count("servers", settings.get("servers", "0"))
-        settings["servers"] = str(choices.servers_of(choices.parse(settings["strategy"]), wanted))
-    if "timeout" in settings:
-        config.seconds(settings["timeout"])
-    for name in ("on-nan", "transport", "tls", "verbose", "hide-torch-env"):
-        if name in settings:
-            config.choice(name, settings[name])
-    for name in config.COUNTS:
-        if name in settings and settings[name] != config.SETTINGS[name].default:
-            config.count(name, settings[name])
-    for name in ("checkpoint", "run-dir"):
-        if settings.get(name) == "":
-            raise UsageError(f"--{name} '': must be the name of a folder")
+        specs.parse(settings["strategy"])
     if "checkpoint" in settings:
         folder = Path(settings["checkpoint"]).absolute()  # a script may change its working directory
         _check_folder("checkpoint", folder)
@@ -253,7 +182,7 @@ def _checked(given: dict[str, str]) -> dict[str, str]:
 def _check_strategy(settings: dict[str, str], workers: int) -> None:
     """Whether it fits the job; how many workers there are on several hosts will be seen there."""
     if "strategy" in settings:
-        choices.check_fit(choices.parse(settings["strategy"]), workers, int(settings["servers"]))
+        specs.parse(settings["strategy"]).check_fit(workers, int(settings.get("servers", "0")))
 
 
 def _check_folder(flag: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The workers and servers of a job, wherever they run: what the supervisor sees of them."""
+"""The processes of a job, wherever they run: what the supervisor sees of them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from hocket.observe.clock import Clock
+from hocket import events
+from hocket.observe.timeline import HostClock
 
 
 @dataclass(eq=False)
 class Member:
-    """A process of the job: a worker or a server.
+    """A process of the job: a worker, a server or the coordinator.
 
     Attributes:
-        number: Its number among those of its role: the rank of a worker.
-        host: Where it runs, by the name that a report should have.
-        role: What it is.
+        number: The number of the process among those of its role: the rank of a worker.
+        host: The host on which it runs, by the name that a report should have.
+        role: ``rank`` for a worker, ``server`` or ``coordinator``.
         returncode: How it ended, as subprocess has it; None while it runs, or if nobody will ever know.
         is_lost: Whether its host was lost, or the job goes on without it.
-        stage: The last that it has told (see hocket.events.Stage).
-        status: With which it says that it will end.
-        words: The traceback with which it ends, where it cannot write to its stream for errors.
-        has_joined: Whether it has told that it joined the others.
-        replicas: Fingerprints of its parameters after its last step, where those of all workers must be the same.
+        stage: The last stage that the process has told (see hocket.events.Stage).
+        status: The exit status with which the process says that it will end.
+        words: The traceback with which the process ends, where it cannot write to its stream for errors.
+        has_joined: Whether the process has told that it joined the others.
+        events: Puts together the records that the process sends, from the bytes of its pipe.
+        replicas: Fingerprints of a worker's parameters after its last step, where all workers must have the same.
     """
 
     number: int
     host: str
-    role: Literal["rank", "server"] = "rank"
+    role: Literal["rank", "server", "coordinator"] = "rank"
     returncode: int | None = None
     is_lost: bool = False
     stage: str = ""
@@ -37,16 +39,17 @@ class Member:
     words: str = ""
     has_joined: bool = False
     replicas: dict[str, int] = field(default_factory=dict)
-    events_rest: bytes = b""
+    events: events.RecordDecoder = field(default_factory=events.RecordDecoder)
 
     @property
     def name(self) -> str:
-        """``rank 3`` or ``server 0``: what no other process of the job is called."""
-        return f"{self.role} {self.number}"
+        """``rank 3``, ``server 0`` or ``coordinator``: what no other process of the job is called."""
+        return self.role if self.role == "coordinator" else f"{self.role} {self.number}"
 
     @property
-    def is_server(self) -> bool:
-        return self.role == "server"
+    def is_worker(self) -> bool:
+        """Whether the process runs the script."""
+        return self.role == "rank"
 
     @property
     def is_running(self) -> bool:
@@ -71,13 +74,14 @@ class Loss(NamedTuple):
     ranks: list[int]
     reason: str
     servers: Sequence[int] = ()
+    coordinator: bool = False
 
 
 class Crew(ABC):
-    """All workers and servers of a job. What a worker that is killed by a signal leaves in its session is killed too.
+    """All processes of a job. What a process that was killed by a signal leaves in its session is killed too.
 
     Attributes:
-        members: Every one of them, workers before servers.
+        members: All processes, workers first.
         losses: Hosts that were lost, in the order in which that was noticed.
     """
 
@@ -99,7 +103,7 @@ class Crew(ABC):
     def end(self) -> Iterator[Chunk]:
         """Kill whatever is left of the job, everywhere; give out what was still to be read."""
 
-    def clock(self, host: str) -> Clock | None:
+    def clock(self, host: str) -> HostClock | None:
         """How the monotonic clock of ``host`` compares with this process's; None if they are the same."""
         return None
 

@@ -1,15 +1,18 @@
-"""What a worker or server is told through its environment: torchrun's variables, and Hocket's own."""
+"""What a job is, which processes each host has of it, and their environment: torchrun's variables and our own."""
 
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hocket import config
 from hocket.launch import leftovers, machine
+from hocket.launch.crew import Member
 
-_OF_ONE = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOCKET_SERVER")  # which one process has
+_OF_ONE = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOCKET_SERVER", "HOCKET_COORDINATOR")  # variables of one process
 
 
 @dataclass(frozen=True)
@@ -35,21 +38,33 @@ class Job:
         """How many parameter servers."""
         return int(self.settings.get("servers") or 0)
 
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether a coordinator is needed: one worker alone has nobody to meet."""
+        return self.size > 1 or self.servers > 0
+
+
+class Ports(NamedTuple):
+    """TCP ports on the host at whose address all meet: MASTER_PORT, and the coordinator's."""
+
+    master: int
+    coordinator: int
+
 
 @dataclass(frozen=True)
-class Place:
-    """One of the hosts of a job over several, and the workers and servers there.
+class HostPart:
+    """What one of the hosts has of a job over several: its workers and servers, and where it is.
 
     Attributes:
-        number: Of the host, from 0; those without workers come last.
+        number: The number of the host, from 0; hosts without workers come last.
         hosts: How many hosts have workers.
         name: The host as the user wrote it.
         first: The rank of its first worker.
         count: How many workers it has.
         address: Where the other hosts reach it.
         interface: The network interface of this address.
-        master: The address of the host on which server 0 is, or without servers rank 0.
-        servers: The numbers of the servers that it has.
+        master: The address of host 0, which has rank 0 and the coordinator.
+        servers: The numbers of the servers on this host.
     """
 
     number: int
@@ -63,59 +78,70 @@ class Place:
     servers: Sequence[int] = ()
 
     def mark(self, job: Job) -> str:
-        """Found on this host's processes of the job only; two hosts may share a kernel."""
+        """The mark of this host's processes of the job alone: two hosts may share a kernel."""
         return f"{job.mark}-{self.number}"
 
 
-def of_worker(
-    job: Job, local_rank: int, port: int, place: Place | None = None, base: Mapping[str, str] | None = None
+def members(job: Job, part: HostPart | None = None) -> list[Member]:
+    """The processes of a job that one host has, workers first; without ``part``, this host has all of them."""
+    here = socket.gethostname() if part is None else part.name
+    workers = range(job.size) if part is None else range(part.first, part.first + part.count)
+    servers = range(job.servers) if part is None else part.servers
+    has_coordinator = job.has_coordinator and (part is None or part.number == 0)
+    return [
+        *(Member(rank, here) for rank in workers),
+        *(Member(number, here, "server") for number in servers),
+        *([Member(0, here, "coordinator")] if has_coordinator else []),
+    ]
+
+
+def variables(
+    job: Job, member: Member, ports: Ports, part: HostPart | None = None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of one worker.
+    """The environment of one process of the job.
 
     Args:
-        job: What it belongs to.
-        local_rank: Its number on its host.
-        port: MASTER_PORT.
-        place: Its host; without one, the job has this host only.
-        base: What to begin with, instead of the environment of this process.
+        job: The job to which the process belongs.
+        member: The process; one that runs no script has the environment of a worker of its host, without a rank.
+        ports: For TCP.
+        part: The host of the process; without one, the job has this host only.
+        base: The environment to begin with, instead of that of this process.
     """
-    rank = local_rank if place is None else place.first + local_rank
-    env = _of_both(job, port, place, base)
-    env.update(RANK=str(rank), LOCAL_RANK=str(local_rank), ROLE_RANK=str(rank))
+    env = _of_everyone(job, ports, part, base)
+    if member.role == "server":
+        env["HOCKET_SERVER"] = str(member.number)
+    if member.role == "coordinator":
+        env["HOCKET_COORDINATOR"] = "1"
+    if not member.is_worker:
+        return env
+    local_rank = member.number - (0 if part is None else part.first)
+    env.update(RANK=str(member.number), LOCAL_RANK=str(local_rank), ROLE_RANK=str(member.number))
     return config.hide(env) if env.get(config.SETTINGS["hide-torch-env"].variable) == "on" else env
 
 
-def of_server(
-    job: Job, number: int, port: int, place: Place | None = None, base: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """The environment of server ``number``: that of a worker of its host, without a rank; arguments as for one."""
-    env = _of_both(job, port, place, base)
-    env["HOCKET_SERVER"] = str(number)
-    return env
-
-
-def _of_both(job: Job, port: int, place: Place | None, base: Mapping[str, str] | None) -> dict[str, str]:
-    """What workers and servers have in common; they share the cores of their host, for idle threads spin a while."""
-    sharing = job.size + job.servers if place is None else place.count + len(place.servers)
+def _of_everyone(job: Job, ports: Ports, part: HostPart | None, base: Mapping[str, str] | None) -> dict[str, str]:
+    """What all processes of a host have in common. They share its cores evenly: idle threads of torch spin a while."""
+    sharing = job.size + job.servers if part is None else part.count + len(part.servers)
     env = {name: value for name, value in (base or config.environment()).items() if not name.startswith(config.HIDDEN)}
     for name in (*(config.SETTINGS[name].variable for name in config.FOR_HOSTS), *_OF_ONE):
-        env.pop(name, None)  # for the launcher alone, or of a job around this one
+        env.pop(name, None)  # what is for the launcher alone, or comes from a job around this one
     if not env.get("OMP_NUM_THREADS"):
         env["OMP_NUM_THREADS"] = str(max(1, machine.cores() // sharing))
     env.update(
         GROUP_RANK="0",
         WORLD_SIZE=str(job.size),
-        LOCAL_WORLD_SIZE=str(job.size if place is None else place.count),
+        LOCAL_WORLD_SIZE=str(job.size if part is None else part.count),
         GROUP_WORLD_SIZE="1",
         ROLE_WORLD_SIZE=str(job.size),
         ROLE_NAME="default",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_PORT=str(ports.master),
+        HOCKET_COORDINATOR_PORT=str(ports.coordinator),
         PYTHONUNBUFFERED="1",
         HOCKET_RENDEZVOUS=f"hocket-{job.mark}",
     )
-    if place is not None:
-        env.update(_of_place(job, place, env))
+    if part is not None:
+        env.update(_of_part(job, part, env))
     env[leftovers.VARIABLE] = job.mark
     env[leftovers.LAUNCHER] = leftovers.identity()
     for name, value in {"servers": str(job.servers), **job.settings}.items():
@@ -123,16 +149,16 @@ def _of_both(job: Job, port: int, place: Place | None, base: Mapping[str, str] |
     return env
 
 
-def _of_place(job: Job, place: Place, env: Mapping[str, str]) -> dict[str, str]:
+def _of_part(job: Job, part: HostPart, env: Mapping[str, str]) -> dict[str, str]:
     told = {
-        "GROUP_RANK": str(place.number),
-        "GROUP_WORLD_SIZE": str(place.hosts),
-        "MASTER_ADDR": place.master,
-        "HOCKET_RENDEZVOUS": f"hocket-{place.mark(job)}",
-        "HOCKET_HOST_NAME": place.name,
-        "HOCKET_ADDRESS": place.address,
+        "GROUP_RANK": str(part.number),
+        "GROUP_WORLD_SIZE": str(part.hosts),
+        "MASTER_ADDR": part.master,
+        "HOCKET_RENDEZVOUS": f"hocket-{part.mark(job)}",
+        "HOCKET_HOST_NAME": part.name,
+        "HOCKET_ADDRESS": part.address,
     }
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if not env.get(name):
-            told[name] = place.interface
+            told[name] = part.interface
     return told

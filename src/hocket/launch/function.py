@@ -8,28 +8,33 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import selectors
 import shutil
+import signal
 import site
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import hocket
-from hocket import config
+from hocket import config, specs
 from hocket.errors import JobError, UsageError
-from hocket.job.function import worker
+from hocket.job.function import function_worker
 from hocket.job.function.references import Sender
-from hocket.launch import machine, relay
-from hocket.strategies import choices
+from hocket.launch import machine
+
+_PATIENCE = 15.0  # seconds that an interrupted launcher has to end; it needs about two
 
 
 def launch(
     fn: Callable[..., Any],
     *args: Any,
     n: int | Literal["auto"] = "auto",
-    strategy: str | choices.Choice | None = None,
+    strategy: str | specs.Spec | None = None,
     **options: Any,
 ) -> Any:
     """Call ``fn(*args)`` on ``n`` fresh workers of this machine, and return what it returns on rank 0.
@@ -54,7 +59,7 @@ def launch(
     names = [name for name in config.SETTINGS if name not in config.FOR_HOSTS]  # it launches on this machine
     settings = {name: options.pop(key) for name in names if (key := name.replace("-", "_")) in options}
     if strategy is not None:
-        settings["strategy"] = strategy if isinstance(strategy, str) else choices.write(strategy)
+        settings["strategy"] = strategy if isinstance(strategy, str) else specs.write(strategy)
     _check_arguments(fn, args, options, {"n" if n != "auto" else "", *(name.replace("-", "_") for name in settings)})
     env = _environment(settings)
     count = machine.worker_count(str(n), config.read(env).servers)
@@ -62,7 +67,7 @@ def launch(
     try:
         _send(folder, fn, args, options)
         arguments = [str(os.getpid()), str(folder), str(count)]
-        status = relay.run([sys.executable, "-X", "utf8", "-m", "hocket.launch.called", *arguments], env)
+        status = _run([sys.executable, "-X", "utf8", "-m", "hocket.launch", *arguments], env)
         return _outcome(folder, status, _name(fn))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -98,8 +103,7 @@ def _environment(settings: dict[str, Any]) -> dict[str, str]:
             "started, in a module under if __name__ == '__main__':"
         )
     if told.strategy is not None:
-        servers = choices.servers_of(choices.parse(told.strategy), told.servers)
-        env[config.SETTINGS["servers"].variable] = str(servers)
+        specs.parse(told.strategy)
     home = str(Path(hocket.__file__).parent.parent)
     if home not in (*site.getsitepackages(), site.getusersitepackages()):  # found through sys.path alone, perhaps
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (home, env.get("PYTHONPATH"))))
@@ -116,7 +120,7 @@ def _send(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         "names": sender.names, "modules": sorted(sender.modules), "files": sender.files,
         "definitions": sender.definitions, "order": sender.order(), "path": sys.path,
     }  # fmt: skip
-    worker.send(folder, call, sender.tensors)
+    function_worker.send(folder, call, sender.tensors)
 
 
 def _outcome(folder: Path, status: int, name: str) -> Any:
@@ -127,10 +131,66 @@ def _outcome(folder: Path, status: int, name: str) -> Any:
             text = report.read_text(encoding="utf-8")
         raise JobError(text.removeprefix("hocket: ") or f"the launcher ended with status {status}: see what it printed")
     try:
-        return worker.receive_result(folder)
+        return function_worker.receive_result(folder)
     except FileNotFoundError:
         raise JobError(f"rank 0 ended before {name}() returned: let it return instead of calling exit()") from None
 
 
 def _name(fn: Any) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def _run(command: list[str], env: dict[str, str]) -> int:
+    """Run ``command`` to its end and return its status; pass on its lines to the streams that Python has now.
+
+    In a notebook those are no files, so a child cannot write to them by itself.
+    An exception meanwhile (KeyboardInterrupt is one) first ends the process, and waits for that.
+    """
+    # A session of its own: Ctrl-C reaches only the caller, which passes it on once.
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, bufsize=0,
+    )  # fmt: skip
+    with process:
+        try:
+            _pass_on(process, None)
+            return process.wait()
+        except BaseException as error:
+            _end(process, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+            raise
+
+
+def _end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+        _pass_on(process, time.monotonic() + _PATIENCE)
+    finally:
+        process.kill()  # after its time, or at a second Ctrl-C; the launcher's guardian then ends the workers
+        process.wait()
+
+
+def _pass_on(process: subprocess.Popen[bytes], deadline: float | None) -> None:
+    """Until both streams have ended, or the time is over."""
+    rests: dict[int, bytes] = {}
+    with selectors.DefaultSelector() as selector:
+        for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+            if pipe is not None and not pipe.closed:
+                selector.register(pipe, selectors.EVENT_READ, name)
+        while selector.get_map() and (deadline is None or time.monotonic() < deadline):
+            for key, _ in selector.select(0.25):
+                data = os.read(key.fd, 1 << 16)
+                *lines, rests[key.fd] = (rests.get(key.fd, b"") + data).split(b"\n")
+                if not data:
+                    selector.unregister(key.fileobj)
+                    lines = [rests[key.fd]] if rests[key.fd] else []
+                _write(getattr(sys, key.data), lines)
+
+
+def _write(stream: TextIO | None, lines: list[bytes]) -> None:
+    if lines and stream is not None:
+        text = b"".join(line + b"\n" for line in lines).decode(errors="replace")
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            stream.write(text.encode("ascii", "backslashreplace").decode())
+        stream.flush()

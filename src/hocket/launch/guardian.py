@@ -14,7 +14,7 @@ import signal
 import time
 from pathlib import Path
 
-from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Happening, decode
+from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Happening, RecordDecoder
 from hocket.launch import leftovers
 
 _DISMISSAL = b"\0"
@@ -59,13 +59,12 @@ class Unfinished:
     """Temporary folders that were begun, from what the processes of one host tell."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._records = RecordDecoder()
         self._folders: set[str] = set()
 
     def follow(self, data: bytes) -> None:
         """Take in some bytes of the ledger."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for record in map(decode, lines):
+        for record in self._records.feed(data):
             if not isinstance(record, Happening) or not isinstance(folder := record.details.get("folder"), str):
                 continue
             if record.name == FOLDER_BEGUN and Path(folder).name.startswith("."):  # it is not believed blindly

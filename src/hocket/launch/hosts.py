@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hocket.errors import UsageError
@@ -32,6 +32,30 @@ class Host:
         """Whether it is this machine, so that no ssh is needed."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user says about the hosts.
+
+    Attributes:
+        hosts: In the order of their ranks.
+        workers: How many of the slots to take; None is all.
+        ssh: The ssh command.
+        python: The interpreter on other hosts; None is the same path as here.
+        interface: The network interface for the job; None is the one that is found.
+        exported: Variables for the environment of all workers.
+        servers: The numbers of the servers on each host that has some, by its name; none means that they are dealt
+            out over the hosts of the workers.
+    """
+
+    hosts: Sequence[Host]
+    workers: int | None
+    ssh: str
+    python: str | None
+    interface: str | None
+    exported: dict[str, str]
+    servers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def parse(text: str, flag: str = "-H", role: str = "worker") -> list[Host]:

@@ -53,6 +53,21 @@ def identity(pid: int | None = None) -> str:
     return f"{own}@{stat.rpartition(b')')[2].split()[19].decode()}"
 
 
+def is_ending(pid: int) -> bool:
+    """Whether a process has ended, or is killed and about to end.
+
+    On a busy machine the threads of a killed process take their time to end, one after the other. Its children have
+    its id as their parent's until the last one has.
+    """
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return True
+    status = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    return status["State"].split()[0] in "ZX" or bool(pending >> (signal.SIGKILL - 1) & 1)
+
+
 def adopt_orphans() -> None:
     """Have processes that lose their parent become children of this one, so that none gets out of sight."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)

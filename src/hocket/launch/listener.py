@@ -1,31 +1,40 @@
-"""Hears what workers and servers tell: passes it on to the screen and the record, remembers the last checkpoint."""
+"""Opens the record of a run, and hears what its processes tell: for the screen, the record and the summary."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import platform
+import shutil
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import RecordError
+from hocket import __version__, config
+from hocket.errors import RecordError, UsageError
 from hocket.events import Facts, Gradients, Happening, Metrics, Progress, Record, Served, Spans, Traffic
+from hocket.launch import machine
 from hocket.launch.crew import Member
+from hocket.launch.environment import Job
 from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
-from hocket.observe.gossip import GossipSummary
+from hocket.observe import run_records, tensorboard_file
 from hocket.observe.gradients import GradientSummary
-from hocket.observe.predicted import PredictedSummary
-from hocket.observe.progress import Pace
+from hocket.observe.progress import RunPace
+from hocket.observe.reader import process_start
 from hocket.observe.recorder import Recorder
-from hocket.observe.served import ServedSummary
+from hocket.observe.summaries import GossipSummary, PredictedSummary, ServedSummary, TrafficSummary
 from hocket.observe.timeline import Timeline
-from hocket.observe.traffic import TrafficSummary
 
 
-class Listener:
-    """One job's ear.
+class EventListener:
+    """Takes everything that the processes of one job tell, and passes it on.
 
     Attributes:
         screen: Where progress is shown, once there is one.
@@ -35,7 +44,7 @@ class Listener:
     def __init__(self, recorder: Recorder | None, timeline: Timeline | None = None) -> None:
         self.screen: Screen | None = None
         self._recorder, self.timeline = recorder, timeline
-        self._pace = Pace()
+        self._pace = RunPace()
         self._traffic, self._served, self._gossip = TrafficSummary(), ServedSummary(), GossipSummary()
         self._gradients, self._predicted = GradientSummary(), PredictedSummary()
         self._lead = 0  # the rank whose progress is shown
@@ -44,7 +53,7 @@ class Listener:
 
     def take(self, member: Member, record: Record) -> None:
         """Pass on what a worker or server has told."""
-        rank = None if member.is_server else member.number
+        rank = member.number if member.is_worker else None
         if isinstance(record, Progress) and rank == self._lead and self.screen is not None:
             self._pace.update(record)
             self.screen.progress(self._pace)
@@ -66,8 +75,8 @@ class Listener:
                     Timeline.take, role=member.role, number=member.number, host=member.host, record=record
                 )
             )
-        if isinstance(record, Happening) and member.is_server:
-            record = replace(record, details={"server": member.number, **record.details})
+        if isinstance(record, Happening) and not member.is_worker:
+            record = replace(record, details={member.role: member.number, **record.details})
         if self._recorder is not None:
             self._recorder.take(rank, record)
 
@@ -143,3 +152,89 @@ class Listener:
             self.screen.say(line)
         else:
             print(line, file=sys.stderr, flush=True)
+
+
+def open_record(
+    job: Job, settings: Mapping[str, str], *, tensorboard: bool, hosts: Mapping[str, Any] | None = None
+) -> Recorder | None:
+    """Make the folder of a new run and begin its record.
+
+    Args:
+        job: What is going to be started.
+        settings: What the user has set, by flag or environment.
+        tensorboard: Whether curves are also written for TensorBoard.
+        hosts: What is known of the hosts of a job over several, by name.
+
+    Returns:
+        The record; or None, after a line on stderr, if nobody has asked for one and the folder cannot be written.
+    """
+    if tensorboard:
+        tensorboard_file.check_installed()
+    parent = settings.get("run-dir") or config.SETTINGS["run-dir"].default
+    folder = None
+    try:
+        folder = run_records.make(Path(parent), _script(job))
+        return Recorder(folder.absolute(), _describe(job, settings, hosts), tensorboard=tensorboard)
+    except RecordError as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if "run-dir" in settings or tensorboard:
+            raise UsageError(
+                f"--run-dir {parent}: {error}; name a folder that can be written to, or leave the record out "
+                "with --no-record"
+            ) from None
+        print(
+            f"hocket: this run is not recorded: {Path(parent).absolute()}: {error} "
+            "(--run-dir names another folder, --no-record asks for this)",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
+
+
+def _describe(
+    job: Job, settings: Mapping[str, str], hosts: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """What a record says of a run before it starts, by section and name."""
+    return {
+        "run": {
+            "command": ["hocket", *sys.argv[1:]],
+            "script": _script(job),
+            "directory": str(Path.cwd()),
+            "git commit": _git_commit(),
+            "workers": job.size,
+            "started": time.time(),
+            "pid": os.getpid(),
+            "pid_started": process_start(os.getpid()),
+        },
+        "settings": {name: settings.get(name, setting.default) for name, setting in config.SETTINGS.items()},
+        "versions": {
+            "hocket": __version__,
+            "python": platform.python_version(),
+            "torch": machine.version("torch"),
+            "system": f"{platform.system()} {platform.release()}",
+        },
+        "host": {
+            "name": socket.gethostname(),
+            "cpu": machine.cpu(),
+            "cores": machine.cores(),
+            "memory": machine.memory(),
+        },
+        **({"hosts": dict(hosts)} if hosts else {}),
+    }
+
+
+def _script(job: Job) -> str:
+    """The script's name without folders and ending, or the module's last part."""
+    if job.command[0] == "-m":
+        return job.command[1].rpartition(".")[2]
+    return Path(job.command[0]).stem
+
+
+def _git_commit() -> str | None:
+    """The commit that is checked out in the working directory, if git answers at once."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1, check=True)
+        return done.stdout.strip()
+    return None

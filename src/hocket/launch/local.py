@@ -1,4 +1,4 @@
-"""The workers and servers of this host: fresh interpreters, their pipes, and their end."""
+"""How the processes of a job are started on this host: fresh interpreters, their pipes, and their end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from hocket.launch import guardian, leftovers
 from hocket.launch.crew import Chunk, Crew, Loss, Member, Pipe
-from hocket.launch.environment import Job, Place, of_server, of_worker
+from hocket.launch.environment import HostPart, Job, Ports, members, variables
 from hocket.launch.signals import Signals
 
-SERVER = "hocket.server"  # the module that a server runs
+MODULES = {"server": "hocket.server", "coordinator": "hocket.coordinator"}  # what runs instead of the script, by role
 _DRAIN = 64  # reads of 64 KiB; a pipe holds as much as one
 
 
@@ -30,15 +30,15 @@ def reserve_port(address: str = "") -> socket.socket:
 
 
 class LocalCrew(Crew):
-    """Workers and servers that are children of this process, which also ends what they leave behind."""
+    """Processes of a job that are children of this one, which also ends what they leave behind."""
 
     def __init__(
         self,
         job: Job,
         signals: Signals,
         *,
-        place: Place | None = None,
-        port: int | None = None,
+        part: HostPart | None = None,
+        ports: Ports | None = None,
         base: Mapping[str, str] | None = None,
         folder: Path | None = None,
         stdin: int | None = None,
@@ -48,17 +48,17 @@ class LocalCrew(Crew):
 
         Args:
             job: What to start.
-            signals: Wake ``read``.
-            place: This host in a job over several; without it the whole job is here.
-            port: MASTER_PORT; without it one is reserved here.
+            signals: The signals that wake ``read``.
+            part: What this host has of a job over several; without it the whole job is here.
+            ports: For TCP; without them some are reserved here.
             base: The environment to begin with, instead of that of this process.
-            folder: Where they start, instead of here.
+            folder: The working folder of the processes, instead of that of this one.
             stdin: A descriptor for rank 0 to read from, instead of the standard input of this process.
-            selector: To be waited with by ``read``, which calls the ``data`` of what else is ready there.
+            selector: ``read`` waits with it, and calls the ``data`` of whatever else is ready there.
         """
         self.losses: list[Loss] = []
         self.members: list[Member] = []
-        self._mark = job.mark if place is None else place.mark(job)
+        self._mark = job.mark if part is None else part.mark(job)
         self._processes: dict[Member, subprocess.Popen[bytes]] = {}
         self._events: list[int] = []
         self._is_closed = False
@@ -68,23 +68,17 @@ class LocalCrew(Crew):
             self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
         self._guardian = guardian.guard(self._mark)
         leftovers.adopt_orphans()
-        self._reserved = reserve_port() if port is None else None
-        number = port if self._reserved is None else self._reserved.getsockname()[1]
-        assert number is not None
+        self._reserved = [] if ports is not None else [reserve_port(), reserve_port()]
+        ports = ports or Ports(*(each.getsockname()[1] for each in self._reserved))
         arrange = leftovers.die_with_parent()
-        host = socket.gethostname() if place is None else place.name
-        servers = range(job.servers) if place is None else place.servers
         try:
-            for local_rank in range(job.size if place is None else place.count):
-                env = of_worker(job, local_rank, number, place, base)
-                worker = Member(local_rank + (0 if place is None else place.first), host)
-                given = stdin if worker.number == 0 else subprocess.DEVNULL
-                self._start(worker, job.secret, list(job.command), env, folder, given, arrange)
-            for server in servers:
-                env = of_server(job, server, number, place, base)
-                command = ["-m", SERVER, _folder_of(job, folder)]
-                member = Member(server, host, "server")
-                self._start(member, job.secret, command, env, folder, subprocess.DEVNULL, arrange)
+            for member in members(job, part):
+                if member.is_worker:
+                    command, given = list(job.command), stdin if member.number == 0 else subprocess.DEVNULL
+                else:
+                    command, given = ["-m", MODULES[member.role], _folder_of(job, folder)], subprocess.DEVNULL
+                env = variables(job, member, ports, part, base)
+                self._start(member, job.secret, command, env, folder, given, arrange)
         except BaseException:
             self.close()
             raise
@@ -101,7 +95,7 @@ class LocalCrew(Crew):
             for key in self._keys(member):
                 yield from self._read(key)
         for member, status in ended.items():
-            if status < 0:  # it could not end its data-loader processes, and they do not notice for seconds
+            if status < 0:  # killed: its data-loader processes would not notice for seconds
                 leftovers.kill_session(self._mark, running[member].pid)
             yield from self._drain(member)
             member.returncode = status
@@ -127,8 +121,8 @@ class LocalCrew(Crew):
         for member in self.members:
             for key in self._keys(member):
                 self._selector.unregister(key.fd)
-        if self._reserved is not None:
-            self._reserved.close()
+        for reserved in self._reserved:
+            reserved.close()
         for descriptor in self._events:
             os.close(descriptor)
         for process in self._processes.values():

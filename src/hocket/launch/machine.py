@@ -1,4 +1,4 @@
-"""What this machine is, and what it has for workers: cores and memory."""
+"""What this machine is, and what it has for workers: cores, GPUs and memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,35 @@ import errno
 import os
 import platform
 import resource
+import socket
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from hocket import config
+from hocket import __version__, config
 from hocket.errors import UsageError
 
 _FILES = 48  # that a process may have open for itself: torch, shared memory, sockets
 _WORKER_BYTES = 300 << 20  # what an interpreter with PyTorch takes before it has any model
+
+
+def describe() -> dict[str, Any]:
+    """What an agent tells of its host: versions, cores, GPUs, memory, time and network."""
+    return {
+        "hocket": __version__,
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "hostname": socket.gethostname(),
+        "cores": cores(),
+        "gpus": gpus(),
+        "free memory": free_memory(),
+        "time": time.time(),
+        "network": _network(),
+        "ssh address": config.ssh_address(),
+    }
 
 
 def cores() -> int:
@@ -135,3 +155,11 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def _network() -> str:
+    """The same on hosts that share one network stack: names of one machine, say."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116
+    except OSError:
+        return socket.gethostname()

@@ -6,16 +6,15 @@ import platform
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hocket import __version__, config
 from hocket.errors import HostError
-from hocket.launch import answers, hosts, machine, ssh
-from hocket.launch.environment import Job, Place
-from hocket.launch.hosts import Host
-from hocket.launch.link import Link
-from hocket.launch.links import Links
-from hocket.launch.party import Party, Wishes
+from hocket.launch import hosts, machine, scripts, ssh
+from hocket.launch.agent_links import AgentLink, AgentLinks
+from hocket.launch.environment import HostPart, Job, Ports
+from hocket.launch.hosts import Host, Wishes
 from hocket.launch.signals import Signals
 from hocket.transport import routes
 
@@ -24,26 +23,62 @@ _ANSWER = 30.0
 _TRY = 4.0  # for all addresses of all hosts at once
 _CLOCKS = 30.0
 
-Ask = Callable[[str, str, dict[Link, dict[str, Any]]], dict[Link, dict[str, Any]]]
+Ask = Callable[[str, str, dict[AgentLink, dict[str, Any]]], dict[AgentLink, dict[str, Any]]]
 """Puts questions of one kind to agents at once, and gives the answers, of another kind, of those that gave one."""
 
 
-def gather(wishes: Wishes, job: Job, signals: Signals) -> Party:
+@dataclass(frozen=True)
+class ReadyHosts:
+    """Hosts that are ready to start.
+
+    Attributes:
+        links: The links to their agents.
+        parts: What each host has of the job, in the order of the ranks; hosts without workers come last.
+        ports: Reserved on the host at whose address all meet.
+        folder: Where workers and servers start.
+        exported: Variables for the environment of all workers.
+        warnings: What a user should know, in lines.
+    """
+
+    links: AgentLinks
+    parts: dict[AgentLink, HostPart]
+    ports: Ports
+    folder: str
+    exported: dict[str, str]
+    warnings: list[str]
+
+    @property
+    def size(self) -> int:
+        return sum(part.count for part in self.parts.values())
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """What a record says of each host, by its name."""
+        found = {}
+        for link, part in self.parts.items():
+            ranks = f"{part.first}-{part.first + part.count - 1}" if part.count else None
+            servers = {"servers": ", ".join(map(str, part.servers))} if part.servers else {}
+            known = {name: link.hello.get(name) for name in ("hostname", "system", "cores", "gpus", "torch")}
+            where = {"address": part.address, "interface": part.interface}
+            found[part.name] = {"ranks": ranks, **servers, **where, **known}
+        return found
+
+
+def gather(wishes: Wishes, job: Job, signals: Signals) -> ReadyHosts:
     """Connect to all hosts and look at them.
 
     Raises:
         HostError: something is wrong; the message has a line for each problem. All is closed then.
         SystemExit: a signal asked for the end meanwhile.
     """
-    started: list[Link] = []
+    started: list[AgentLink] = []
     try:
         for number, host in enumerate(_needed(wishes)):
-            started.append(Link(host, number, ssh.command(host, wishes.ssh, wishes.python, wishes.exported)))
+            started.append(AgentLink(host, number, ssh.command(host, wishes.ssh, wishes.python, wishes.exported)))
     except BaseException:
         for link in started:
             link.close()
         raise
-    links = Links(started, signals)
+    links = AgentLinks(started, signals)
     try:
         return _Preflight(wishes, job, links, signals).run()
     except BaseException:
@@ -52,12 +87,12 @@ def gather(wishes: Wishes, job: Job, signals: Signals) -> Party:
 
 
 class _Preflight:
-    def __init__(self, wishes: Wishes, job: Job, links: Links, signals: Signals) -> None:
+    def __init__(self, wishes: Wishes, job: Job, links: AgentLinks, signals: Signals) -> None:
         self._wishes, self._job, self._links, self._signals = wishes, job, links, signals
         self._folder = config.working_folder()
-        self._problems: list[tuple[Link, str]] = []
+        self._problems: list[tuple[AgentLink, str]] = []
 
-    def run(self) -> Party:
+    def run(self) -> ReadyHosts:
         """All looks, one after the other; each at all hosts at once."""
         links = self._connect()
         counts = self._deal(links)
@@ -69,25 +104,26 @@ class _Preflight:
         self._look_for_script(links)
         found = self._find_addresses(links)
         self._raise_problems()
-        meeting = next((link for link in links if 0 in servers[link]), links[0])
+        meeting = links[0]  # rank 0's, where the coordinator is
         master = found[meeting][1]
         with_workers = sum(map(bool, counts.values()))
-        places, first = {}, 0
+        parts, first = {}, 0
         for number, link in enumerate(links):
             interface, address = found[link]
-            places[link] = Place(
+            parts[link] = HostPart(
                 number, with_workers, link.host.name, first, counts[link], address, interface, master, servers[link]
-            )  # fmt: skip
+            )
             first += counts[link]
-        port = self._ask("reserve", "reserved", {meeting: {"address": master}})
+        reserved = self._ask("reserve", "reserved", {meeting: {"address": master}})
         self._raise_problems()
         for idle in set(self._links.all) - set(links):
             idle.channel.send("end")
-        return Party(
-            self._links, places, port[meeting]["port"], self._folder, self._wishes.exported, _compare_clocks(links)
+        ports = Ports(*reserved[meeting]["ports"])
+        return ReadyHosts(
+            self._links, parts, ports, self._folder, self._wishes.exported, _compare_clocks(links)
         )
 
-    def _connect(self) -> list[Link]:
+    def _connect(self) -> list[AgentLink]:
         """The hosts whose agents said hello and are of the same versions as this process."""
         self._links.await_all(self._links.all, "hello", _CONNECT)
         good = []
@@ -101,7 +137,7 @@ class _Preflight:
             self._raise_problems()
         return good
 
-    def _deal(self, links: list[Link]) -> dict[Link, int]:
+    def _deal(self, links: list[AgentLink]) -> dict[AgentLink, int]:
         """How many workers each host gets; none is on those for servers alone, which come last."""
         named = {host.name for host in self._wishes.hosts}
         slots = {
@@ -112,13 +148,13 @@ class _Preflight:
         counts = hosts.deal(list(slots.values()), self._wishes.workers) if is_complete else list(slots.values())
         return dict(zip(links, counts, strict=True))
 
-    def _deal_servers(self, links: list[Link], counts: dict[Link, int]) -> dict[Link, list[int]]:
+    def _deal_servers(self, links: list[AgentLink], counts: dict[AgentLink, int]) -> dict[AgentLink, list[int]]:
         """The numbers of the servers that each host gets."""
         with_workers = [Host(link.host.name) for link in links if counts[link]]
         dealt = self._wishes.servers or (hosts.deal_servers(with_workers, self._job.servers) if with_workers else {})
         return {link: list(dealt.get(link.host.name, ())) for link in links}
 
-    def _check_memory(self, counts: dict[Link, int], servers: dict[Link, list[int]]) -> None:
+    def _check_memory(self, counts: dict[AgentLink, int], servers: dict[AgentLink, list[int]]) -> None:
         for link, count in counts.items():
             free, own = link.hello["free memory"], len(servers[link])
             most = machine.most_workers(free)
@@ -127,11 +163,11 @@ class _Preflight:
             remedy = f"write {link.host.name}:{most - own}" if most > own else "put fewer servers there"
             self._problems.append((link, f"{machine.too_many(count, free, own)}: {remedy}"))
 
-    def _look_for_script(self, links: list[Link]) -> None:
+    def _look_for_script(self, links: list[AgentLink]) -> None:
         command = list(self._job.command[:2])
         what = f"module {command[1]!r}" if command[0] == "-m" else f"script {command[0]!r}"
         base = config.environment()
-        here = answers.check(self._folder, command, base)
+        here = scripts.look_for(self._folder, command, base)
         said = self._ask("check", "checked", {link: {"folder": self._folder, "command": command} for link in links})
         for link, there in said.items():
             if not there["folder"]:
@@ -144,7 +180,7 @@ class _Preflight:
                 continue
             self._problems.append((link, problem))
 
-    def _find_addresses(self, links: list[Link]) -> dict[Link, tuple[str, str]]:
+    def _find_addresses(self, links: list[AgentLink]) -> dict[AgentLink, tuple[str, str]]:
         """The interface and address of each host, found by trying."""
         interface = self._wishes.interface
         nodes = explore(self._ask, links, interface)
@@ -161,7 +197,9 @@ class _Preflight:
                 found[link] = chosen
         return found
 
-    def _ask(self, kind: str, answer: str, questions: dict[Link, dict[str, Any]]) -> dict[Link, dict[str, Any]]:
+    def _ask(
+        self, kind: str, answer: str, questions: dict[AgentLink, dict[str, Any]]
+    ) -> dict[AgentLink, dict[str, Any]]:
         """The answers of the agents that are there; the others have a problem."""
         asked = {link: head for link, head in questions.items() if not link.trouble}
         answered = self._links.ask(asked, kind, answer, _ANSWER)
@@ -188,7 +226,7 @@ def _needed(wishes: Wishes) -> list[Host]:
     return [*found, *(Host(name) for name in wishes.servers if name not in names)]
 
 
-def explore(ask: Ask, links: list[Link], interface: str | None) -> dict[Link, tuple[routes.Node, list[str]]]:
+def explore(ask: Ask, links: list[AgentLink], interface: str | None) -> dict[AgentLink, tuple[routes.Node, list[str]]]:
     """Have every host try to reach each of the others.
 
     Args:
@@ -204,7 +242,7 @@ def explore(ask: Ask, links: list[Link], interface: str | None) -> dict[Link, tu
         link: [[link.number, address, said["port"]] for _, address in said["addresses"]]
         for link, said in listening.items()
     }
-    questions: dict[Link, dict[str, Any]] = {
+    questions: dict[AgentLink, dict[str, Any]] = {
         link: {"targets": [t for other in targets if other is not link for t in targets[other]], "seconds": _TRY}
         for link in targets
     }
@@ -222,7 +260,7 @@ def explore(ask: Ask, links: list[Link], interface: str | None) -> dict[Link, tu
     return found
 
 
-def why_silent(links: Links, link: Link, python: str | None) -> str:
+def why_silent(links: AgentLinks, link: AgentLink, python: str | None) -> str:
     """Why an agent does not answer; ``python`` is the interpreter that the user named for other hosts."""
     links.listen_to_end(link)
     if link.hello:
@@ -249,7 +287,7 @@ def _short(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _compare_clocks(links: list[Link]) -> list[str]:
+def _compare_clocks(links: list[AgentLink]) -> list[str]:
     first = links[0]
     lines = []
     for link in links[1:]:

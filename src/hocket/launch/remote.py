@@ -1,56 +1,87 @@
-"""The workers and servers of other hosts, each behind the agent of its host."""
+"""Runs a job on several hosts: the agent of each host starts its processes, and one supervisor watches over all."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from hocket.launch import ssh
+from hocket.launch import preflight, ssh, supervisor
+from hocket.launch.agent_links import AgentLink, AgentLinks
+from hocket.launch.channel import Frame
 from hocket.launch.crew import Chunk, Crew, Loss, Member
-from hocket.launch.environment import Job, Place
-from hocket.launch.frames import Frame
-from hocket.launch.link import Link
-from hocket.launch.links import Links
-from hocket.observe.clock import Clock
+from hocket.launch.environment import HostPart, Job, Ports, members
+from hocket.launch.hosts import Wishes
+from hocket.launch.signals import Signals
+from hocket.observe.recorder import Recorder
+from hocket.observe.timeline import HostClock, Timeline
 
 _END = 4.0  # seconds that agents have to end everything of the job on their hosts
 _INPUT = 1 << 16
 
 
-class RemoteCrew(Crew):
-    """Workers and servers that agents start, watch over and end."""
+MakeRecord = Callable[[Job, Mapping[str, Any]], Recorder | None]
+"""Begins the record of a job, of whose hosts something is known by name."""
 
-    def __init__(self, job: Job, links: Links, places: dict[Link, Place], port: int, folder: str) -> None:
+
+def run_on_hosts(
+    job: Job,
+    wishes: Wishes,
+    log_dir: Path | None = None,
+    make_record: MakeRecord = lambda *_: None,
+    timeline: Timeline | None = None,
+) -> int:
+    """Run ``job`` on the hosts of ``wishes`` to its end; its size is known when the hosts have been looked at."""
+    with Signals() as signals:
+        ready = preflight.gather(wishes, job, signals)
+        with contextlib.closing(ready.links):
+            for line in ready.warnings:
+                print(line, file=sys.stderr, flush=True)
+            job = dataclasses.replace(job, size=ready.size)
+            recorder = make_record(job, ready.facts())
+
+            def start(sized: Job, _: Signals) -> RemoteCrew:
+                return RemoteCrew(sized, ready.links, ready.parts, ready.ports, ready.folder)
+
+            return supervisor.run(job, log_dir, recorder, start=start, signals=signals, timeline=timeline)
+
+
+class RemoteCrew(Crew):
+    """Processes of a job that agents start, watch over and end."""
+
+    def __init__(
+        self, job: Job, links: AgentLinks, parts: dict[AgentLink, HostPart], ports: Ports, folder: str
+    ) -> None:
         """Have the agents start what is theirs.
 
         Args:
             job: What to start.
             links: The agents; closed with this crew.
-            places: The host that each of them is, in the order of the ranks; those without workers come last.
-            port: MASTER_PORT, which an agent has reserved.
+            parts: What each host has of the job, in the order of the ranks; hosts without workers come last.
+            ports: For TCP, which an agent has reserved.
             folder: Where all start.
         """
         self.losses: list[Loss] = []
-        self._links, self._places = links, places
-        self._lost: set[Link] = set()
+        self._links, self._parts = links, parts
+        self._lost: set[AgentLink] = set()
         self._is_closed = False
-        self._of: dict[Member, Link] = {}
+        self._of: dict[Member, AgentLink] = {}
         if job.settings.get("timeline"):
             links.compare_clocks()
-        for link, place in places.items():
-            for rank in range(place.first, place.first + place.count):
-                self._of[Member(rank, place.name)] = link
-            for server in place.servers:
-                self._of[Member(server, place.name, "server")] = link
+        for link, part in parts.items():
+            self._of |= dict.fromkeys(members(job, part), link)
             told = {name: getattr(job, name) for name in ("command", "size", "settings", "mark")}
-            link.channel.send("start", **told, place=dataclasses.asdict(place), port=port, folder=folder)
-        self.members = sorted(self._of, key=lambda member: (member.is_server, member.number))
+            link.channel.send("start", **told, part=dataclasses.asdict(part), ports=ports, folder=folder)
+        self.members = sorted(self._of, key=lambda member: (not member.is_worker, member.role, member.number))
         self._named = {member.name: member for member in self.members}
         links.mind_silence()
-        self._first = next(iter(places))
+        self._first = next(iter(parts))
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background, reading fails instead of stopping us
         self._reads_input = False
         self._input_again = float("inf")
@@ -62,7 +93,7 @@ class RemoteCrew(Crew):
         if time.monotonic() > self._input_again:
             self._input_again = float("inf")
             self._read_input(True)
-        for link in self._places:
+        for link in self._parts:
             if link.trouble and not link.is_done and link not in self._lost:
                 self._note_loss(link)
 
@@ -71,7 +102,7 @@ class RemoteCrew(Crew):
             self._of[member].channel.send("signal", name=member.name, number=int(number))
 
     def end(self) -> Iterator[Chunk]:
-        left = [link for link in self._places if not link.trouble]
+        left = [link for link in self._parts if not link.trouble]
         for link in left:
             link.channel.send("end")
         deadline = time.monotonic() + _END
@@ -79,15 +110,15 @@ class RemoteCrew(Crew):
             for link, frame in self._links.receive(0.1):
                 yield from self._take(link, frame)
 
-    def clock(self, host: str) -> Clock | None:
-        return next((link.monotonic for link, place in self._places.items() if place.name == host), None)
+    def clock(self, host: str) -> HostClock | None:
+        return next((link.monotonic for link, part in self._parts.items() if part.name == host), None)
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._links.close()
 
-    def _take(self, link: Link, frame: Frame) -> Sequence[Chunk]:
+    def _take(self, link: AgentLink, frame: Frame) -> Sequence[Chunk]:
         head = frame.head
         if frame.kind == "input taken":
             self._read_input(True)
@@ -101,7 +132,7 @@ class RemoteCrew(Crew):
                 member.returncode = int(head.get("status", 1))
         return []
 
-    def _note_loss(self, link: Link) -> None:
+    def _note_loss(self, link: AgentLink) -> None:
         self._lost.add(link)
         # Who has failed a moment before did so because the host was about to be lost.
         mine = [m for m in self.members if self._of[m] is link and m.returncode != 0 and not m.is_lost]
@@ -113,8 +144,10 @@ class RemoteCrew(Crew):
         status = link.process.poll()
         ended = "" if status is None else f", {'its agent' if link.host.is_here else 'ssh'} with status {status}"
         reason = f"{link.trouble}{ended}{ssh.said(list(link.words))}"
-        servers = [member.number for member in mine if member.is_server]
-        self.losses.append(Loss(link.host.name, [m.number for m in mine if not m.is_server], reason, servers))
+        numbers = {role: [m.number for m in mine if m.role == role] for role in ("rank", "server", "coordinator")}
+        self.losses.append(
+            Loss(link.host.name, numbers["rank"], reason, numbers["server"], coordinator=bool(numbers["coordinator"]))
+        )
 
     def _read_input(self, on: bool) -> None:
         """Begin or stop to wait for the standard input, which belongs to rank 0."""

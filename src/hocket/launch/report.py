@@ -90,7 +90,7 @@ def drifted(differences: str, checkpoint: list[str]) -> Outcome:
 def describe_loss(lost: Loss, seconds: float) -> str:
     """``host node2 (ranks 4, 5, server 1) was lost after 12.3 s: the connection ended``."""
     kinds = ((ranks(lost.ranks), lost.ranks), (_numbered("server", lost.servers), lost.servers))
-    who = ", ".join(text for text, numbers in kinds if numbers)
+    who = ", ".join([*(text for text, numbers in kinds if numbers), *["the coordinator"] * lost.coordinator])
     return f"host {lost.host} ({who}) was lost after {seconds:.1f} s: {lost.reason}"
 
 
@@ -133,11 +133,11 @@ def _write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> 
         if other is not cause and other not in same and other.error and not other.is_collateral:
             lines.append(f"hocket: {other.member.name} failed too: {other.error}")
     left = size - len(_ranks_of(failures))
-    return lines + _stopped(left, "the" if cause.member.is_server and left == size else "the other")
+    return lines + _stopped(left, "the" if not cause.member.is_worker and left == size else "the other")
 
 
 def _ranks_of(failures: list[Ending]) -> set[int]:
-    return {failed.member.number for failed in failures if not failed.member.is_server}
+    return {failed.member.number for failed in failures if failed.member.is_worker}
 
 
 def _stopped(count: int, which: str = "the other") -> list[str]:

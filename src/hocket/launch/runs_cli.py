@@ -14,16 +14,13 @@ import typer
 
 from hocket import config
 from hocket.errors import RecordError
-from hocket.observe import folders, show
-from hocket.observe.reader import Run, read
+from hocket.launch.flags import flag
+from hocket.observe import run_records, show
+from hocket.observe.reader import RecordedRun, read
 
 app = typer.Typer()
 
-_DIR = config.SETTINGS["run-dir"]
-_RunDir = Annotated[
-    str | None,
-    typer.Option("--run-dir", help=f"{_DIR.help} Also {_DIR.variable}. [default: {_DIR.default}]", show_default=False),
-]
+_RunDir = Annotated[str | None, flag("run-dir")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 _Id = Annotated[str, typer.Argument(help="A run's id, a part that no other id has, or: last.", show_default=False)]
 
@@ -36,7 +33,7 @@ def runs(context: typer.Context, run_dir: _RunDir = None, as_json: _Json = False
         return
     parent = _parent(run_dir)
     found = []
-    for folder in folders.all_in(parent):
+    for folder in run_records.all_in(parent):
         try:
             found.append(read(folder))
         except RecordError as error:
@@ -53,7 +50,7 @@ def runs(context: typer.Context, run_dir: _RunDir = None, as_json: _Json = False
 @app.command("show")
 def show_one(context: typer.Context, run: _Id = "last", run_dir: _RunDir = None, as_json: _Json = False) -> None:
     """Everything about one run: its facts, speed, metrics, events and end."""
-    found = read(folders.find(_parent(run_dir or context.obj), run))
+    found = read(run_records.find(_parent(run_dir or context.obj), run))
     if as_json:
         _print_json(_whole(found))
     else:
@@ -64,7 +61,7 @@ def show_one(context: typer.Context, run: _Id = "last", run_dir: _RunDir = None,
 def compare(context: typer.Context, first: _Id, second: _Id, run_dir: _RunDir = None, as_json: _Json = False) -> None:
     """Two runs side by side: what differs in configuration, then speed, then metrics."""
     parent = _parent(run_dir or context.obj)
-    a, b = read(folders.find(parent, first)), read(folders.find(parent, second))
+    a, b = read(run_records.find(parent, first)), read(run_records.find(parent, second))
     if as_json:
         different = {name: {"a": ours, "b": theirs} for name, ours, theirs in show.differences(a, b)}
         _print_json({"differences": different, "a": _whole(a), "b": _whole(b)})
@@ -73,10 +70,10 @@ def compare(context: typer.Context, first: _Id, second: _Id, run_dir: _RunDir = 
 
 
 def _parent(run_dir: str | None) -> Path:
-    return Path(run_dir or config.told().get("run-dir") or _DIR.default)
+    return Path(run_dir or config.told().get("run-dir") or config.SETTINGS["run-dir"].default)
 
 
-def _brief(run: Run) -> dict[str, Any]:
+def _brief(run: RecordedRun) -> dict[str, Any]:
     return {
         "id": run.id,
         "started": run.fact("run", "started"),
@@ -90,7 +87,7 @@ def _brief(run: Run) -> dict[str, Any]:
     }
 
 
-def _whole(run: Run) -> dict[str, Any]:
+def _whole(run: RecordedRun) -> dict[str, Any]:
     metrics = {
         name: {**dataclasses.asdict(metric), "best": show.best(name, metric)} for name, metric in run.metrics.items()
     }

@@ -1,4 +1,4 @@
-"""Watches over the workers and servers of a job from start to end, wherever they run."""
+"""Watches over the processes of a job from start to end, wherever they run: who has ended, and what follows."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
-from hocket.events import Facts, Replicas, Stage, decode
+from hocket.events import Facts, Replicas, Stage
 from hocket.launch import report
 from hocket.launch.crew import Chunk, Crew, Loss, Member
-from hocket.launch.environment import Job
-from hocket.launch.listener import Listener
+from hocket.launch.environment import Job, members
+from hocket.launch.listener import EventListener
 from hocket.launch.local import LocalCrew
 from hocket.launch.report import Ending, Outcome
-from hocket.launch.screen import Logs, Screen, open_screen
+from hocket.launch.screen import Logs, Output, Screen, open_screen
 from hocket.launch.signals import Signals
-from hocket.launch.survival import Survival
-from hocket.launch.words import Words
 from hocket.observe.recorder import Recorder
 from hocket.observe.timeline import Timeline
 
@@ -50,8 +49,8 @@ def run(
         summary: Whether something is said of a run that ended well.
         timeline: Is given what they did when, and is finished at the end.
     """
-    logs = Logs(log_dir, job.size, job.servers)
-    listener = Listener(recorder, timeline)
+    logs = Logs(log_dir, members(job))
+    listener = EventListener(recorder, timeline)
     try:
         with (
             signals or Signals() as collected,
@@ -75,15 +74,15 @@ def run(
 
 class _Supervisor:
     def __init__(
-        self, job: Job, crew: Crew, screen: Screen, logs: Logs, listener: Listener, received: list[int]
+        self, job: Job, crew: Crew, screen: Screen, logs: Logs, listener: EventListener, received: list[int]
     ) -> None:
         self._job, self._crew, self._screen, self._listener = job, crew, screen, listener
         self._received = received
-        self._words = Words(crew.members, screen, logs)
+        self._output = Output(crew.members, screen, logs)
         self._workers = _workers(crew.members)
         self._failed_at: dict[Member, float] = {}
         self._started = time.monotonic()
-        self._survival = Survival(crew, listener)
+        self._survival = _Survival(crew, listener)
 
     def watch(self) -> Outcome:
         """Until all workers have ended, something has failed, or a signal asks for the end; nobody is left then."""
@@ -106,7 +105,7 @@ class _Supervisor:
             failures += self._retire(running)
         self._take(self._crew.end())
         for member in self._crew.members:
-            self._words.finish(member)
+            self._output.finish(member)
         self._screen.status("")
         self._screen.close()
         checkpoint = self._listener.last_checkpoint(self._job.settings.get("checkpoint"))
@@ -142,7 +141,7 @@ class _Supervisor:
                 running.remove(member)
                 is_survived = self._survival.survives(member)
                 member.is_lost = member.is_lost or is_survived
-                self._words.finish(member)
+                self._output.finish(member)
                 if is_survived:
                     self._survival.go_on_without(member)
                 elif self._has_failed(member, running):
@@ -155,20 +154,20 @@ class _Supervisor:
         return failed
 
     def _has_failed(self, member: Member, running: list[Member]) -> bool:
-        """Of one that has ended; a server ends badly, whatever its status, while workers need it."""
+        """Whether ``member``, which has ended, did so badly; servers do at any status while workers need them."""
         if member.returncode is None or member.stage == "reported":
             return False
-        is_early = member.is_server and not self._survival.is_over and bool(_workers(running))
+        is_early = not member.is_worker and not self._survival.is_over and bool(_workers(running))
         return member.returncode != 0 or is_early
 
     def _ending(self, member: Member, status: int) -> Ending:
-        return Ending(member, status, self._words.traceback(member) or member.words.splitlines())
+        return Ending(member, status, self._output.traceback(member) or member.words.splitlines())
 
     def _retire(self, servers: list[Member]) -> list[Ending]:
         """Let the servers end, now that no worker needs them; return those that fail at it."""
         retired = list(servers)
-        self._press(servers, {"server": signal.SIGTERM}, _RETIREMENT)
-        self._press(servers, {"server": signal.SIGKILL}, _KILL)
+        self._press(servers, signal.SIGTERM, _RETIREMENT)
+        self._press(servers, signal.SIGKILL, _KILL)
         good = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
         return [self._ending(server, server.returncode or 0) for server in retired if server.returncode not in good]
 
@@ -181,20 +180,22 @@ class _Supervisor:
         for member in running:
             if member.stage == "failed" and member not in known:
                 failures.append(self._ending(member, member.status))
-        self._press(running, {"rank": polite, "server": signal.SIGTERM}, _GRACE)
-        self._press(running, {"rank": signal.SIGKILL, "server": signal.SIGKILL}, _KILL)
+        self._press(running, polite, _GRACE)
+        self._press(running, signal.SIGKILL, _KILL)
 
-    def _press(self, running: list[Member], numbers: dict[str, signal.Signals], seconds: float) -> None:
-        """Send a signal to each, by its role, and wait for their end; a signal to the launcher hastens it.
+    def _press(self, running: list[Member], number: signal.Signals, seconds: float) -> None:
+        """Send a signal to each, and wait for their end; a signal to the launcher hastens it.
 
-        Those that have ended are removed from ``running``.
+        SIGINT is for workers, whose script may catch it; other processes get SIGTERM in its place. Members that have
+        ended are removed from ``running``.
         """
         interrupts = len(self._received)
         for member in running:
-            self._crew.signal(member, numbers[member.role])
+            is_quiet = number == signal.SIGINT and not member.is_worker
+            self._crew.signal(member, signal.SIGTERM if is_quiet else number)
         deadline = time.monotonic() + seconds
         while running and time.monotonic() < deadline:
-            if signal.SIGKILL not in numbers.values() and len(self._received) > interrupts:
+            if number != signal.SIGKILL and len(self._received) > interrupts:
                 break
             self._pump(0.02)
             running[:] = [member for member in running if member.is_running]
@@ -213,28 +214,88 @@ class _Supervisor:
         self._listener.tick()
         is_ending = any(member.stage in ("failed", "reported") for member in self._crew.members)
         if not is_ending and not self._survival.is_over:  # else which traceback is the cause will be clear at the end
-            self._words.release()
+            self._output.release()
 
     def _take(self, chunks: Iterable[Chunk]) -> None:
         for member, pipe, data in chunks:
             if pipe == "events":
                 self._take_events(member, data)
             else:
-                self._words.take(member, data, error=pipe == "stderr")
+                self._output.take(member, data, error=pipe == "stderr")
 
     def _take_events(self, member: Member, data: bytes) -> None:
-        *lines, member.events_rest = (member.events_rest + data).split(b"\n")
-        for record in map(decode, lines):
+        for record in member.events.feed(data):
             if isinstance(record, Stage):
                 member.stage, member.status, member.words = record.stage, record.status, record.words
                 member.has_joined = member.has_joined or record.stage == "joined"
             elif isinstance(record, Replicas):
                 member.replicas = record.values
-            elif record is not None:
-                if isinstance(record, Facts) and not member.is_server and record.values.get("survives loss") is True:
+            else:
+                if isinstance(record, Facts) and member.is_worker and record.values.get("survives loss") is True:
                     self._survival.is_told = True
                 self._listener.take(member, record)
 
 
 def _workers(members: Iterable[Member]) -> list[Member]:
-    return [member for member in members if not member.is_server]
+    return [member for member in members if member.is_worker]
+
+
+class _Survival:
+    """Decides whether a job survives a loss, says so, and remembers who was lost.
+
+    Attributes:
+        is_told: Whether a worker has told that the strategy survives the loss of workers.
+        is_over: Whether the job ends, so that nothing more is survived.
+        lost: The ranks that the job has gone on without, by how they were lost, in words.
+    """
+
+    def __init__(self, crew: Crew, listener: EventListener) -> None:
+        self.is_told = self.is_over = False
+        self.lost: dict[str, list[int]] = {}
+        self._losses, self._known = crew.losses, 0
+        self._workers = [member for member in crew.members if member.is_worker]
+        self._listener = listener
+        self._started = time.monotonic()
+
+    def survives(self, member: Member) -> bool:
+        """Whether the job goes on after the end of ``member``: of a worker that was killed before it raised."""
+        was_killed = member.returncode is not None and member.returncode < 0
+        is_worker = member.is_worker and member.stage not in ("failed", "reported")
+        return was_killed and is_worker and self._can_go_on()
+
+    def go_on_without(self, worker: Member) -> None:
+        """Take note of a worker whose end is survived."""
+        how = f"{report.how(worker.returncode or 0, hints=False)} after {self._seconds:.1f} s"
+        self.lost[f"{worker.name} on {worker.host}, which {how}"] = [worker.number]
+        details = {"rank": worker.number, "host": worker.host, "how": how}
+        self._tell("worker lost", details, f"{worker.name} on {worker.host} {how}")
+
+    def take_losses(self) -> list[Loss]:
+        """Take note of the hosts that were lost since the last look; return the losses that end the job."""
+        new = self._losses[self._known :]
+        self._known += len(new)
+        fatal = []
+        for loss in new:
+            if loss.servers or loss.coordinator or not self._can_go_on():
+                fatal.append(loss)
+                continue
+            text = report.describe_loss(loss, self._seconds)
+            self.lost[text] = loss.ranks
+            self._tell("host lost", {"host": loss.host, "ranks": loss.ranks, "how": loss.reason}, text)
+        return fatal
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _can_go_on(self) -> bool:
+        """Whether workers may be lost now: all had joined, and one runs or has finished."""
+        has_begun = self.is_told and not self.is_over and all(worker.has_joined for worker in self._workers)
+        return has_begun and any(worker.is_running or worker.returncode == 0 for worker in self._workers)
+
+    def _tell(self, name: str, details: dict[str, Any], text: str) -> None:
+        left = [worker.number for worker in self._workers if worker.is_running]
+        rest = "the others go on without it." if left else "the others have finished."
+        self._listener.note(name, details, f"hocket: {text}; {rest}")
+        if left:
+            self._listener.follow(left[0])

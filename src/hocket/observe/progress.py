@@ -88,7 +88,7 @@ class Odometer:
         )
 
 
-class Pace:
+class RunPace:
     """The speed of a run over its last seconds, and the text that shows it."""
 
     def __init__(self) -> None:

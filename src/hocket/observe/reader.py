@@ -1,4 +1,4 @@
-"""Reads the record of a run, while it goes on or later."""
+"""Reads the record of a run, while it goes on or later: the run as a whole, and its curves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.observe.tables import FILE, VERSION
+from hocket.observe.run_records import FILE, VERSION
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Speed:
+class RunSpeed:
     """The run as a whole; shares are those of rank 0. None where nothing was told."""
 
     samples_per_second: float | None = None
@@ -44,7 +44,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """What a record says.
 
     Attributes:
@@ -63,7 +63,7 @@ class Run:
     status: int | None = None
     reason: str | None = None
     metrics: dict[str, Metric] = field(default_factory=dict)
-    speed: Speed = Speed()
+    speed: RunSpeed = RunSpeed()
     ranks: dict[int, dict[str, float]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -77,7 +77,31 @@ class Run:
         return str(self.fact("told", "strategy") or self.fact("settings", "strategy") or "?")
 
 
-def read(folder: Path) -> Run:
+@dataclass(frozen=True)
+class Curves:
+    """What one run has reported so far, and how far its training was at its beginning and its end.
+
+    Attributes:
+        metrics: By name, in the order of their first values: times, samples, values, and the bytes that rank 0 had
+            handed to exchanges by then.
+        first: The time of the first batch that rank 0 had; None if there was none, so no training loop of ours.
+        last: The time of the last sign of it, the end of an epoch if there was one; ``seen`` samples by then.
+        epoch: In which it was then, from 1; ``step`` batches of it.
+        began: When the training began, by the clock of rank 0, as times of metrics are.
+        pass_samples: Samples of a pass over the data, if rank 0 knows.
+    """
+
+    metrics: dict[str, list[tuple[float, int, float, int]]] = field(default_factory=dict)
+    first: float | None = None
+    last: float | None = None
+    seen: int = 0
+    epoch: int = 0
+    step: int = 0
+    began: float | None = None
+    pass_samples: int | None = None
+
+
+def read(folder: Path) -> RecordedRun:
     """Read the record in ``folder``."""
     try:
         with closing(connect(folder / FILE)) as database:
@@ -90,6 +114,28 @@ def read(folder: Path) -> Run:
             return _read(folder, database)
     except (sqlite3.Error, ValueError) as error:
         raise RecordError(f"{folder / FILE} cannot be read: {error}") from None
+
+
+def read_curves(folder: Path) -> Curves:
+    """Read the curves in the record in ``folder``, while the run goes on or later."""
+    metrics: dict[str, list[tuple[float, int, float, int]]] = {}
+    try:
+        with closing(connect(folder / FILE)) as database:
+            database.execute("BEGIN")
+            rows = database.execute("SELECT name, time, samples, value, sent FROM metrics ORDER BY rowid")
+            for name, when, samples, value, sent in rows:
+                metrics.setdefault(name, []).append((when, samples, math.nan if value is None else value, sent))
+            first = database.execute("SELECT time FROM steps ORDER BY rowid LIMIT 1").fetchone()
+            last = database.execute("SELECT time, seen, epoch, step FROM steps ORDER BY rowid DESC LIMIT 1").fetchone()
+            begun = database.execute(
+                "SELECT time, details FROM events WHERE name = 'training began' AND rank = 0 LIMIT 1"
+            ).fetchone()
+    except sqlite3.Error as error:
+        raise RecordError(f"{folder / FILE} cannot be read: {error}") from None
+    if first is None:
+        return Curves(metrics)
+    told = (begun[0], json.loads(begun[1]).get("samples of a pass")) if begun is not None else (None, None)
+    return Curves(metrics, first[0], *last, *told)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -106,7 +152,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _read(folder: Path, database: sqlite3.Connection) -> Run:
+def _read(folder: Path, database: sqlite3.Connection) -> RecordedRun:
     facts: dict[str, dict[str, Any]] = {}
     for section, name, value in database.execute("SELECT section, name, value FROM facts"):
         facts.setdefault(section, {})[name] = json.loads(value)
@@ -117,7 +163,7 @@ def _read(folder: Path, database: sqlite3.Connection) -> Run:
     else:
         state = _state_of(facts)
         seconds = (time.time() if state == "running" else _last_sign(database, started)) - started
-    return Run(
+    return RecordedRun(
         id=folder.name,
         folder=folder,
         facts=facts,
@@ -203,11 +249,11 @@ def _real(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _speed(database: sqlite3.Connection) -> Speed:
+def _speed(database: sqlite3.Connection) -> RunSpeed:
     """Each row counts as much as the time since the row before it."""
     last = database.execute("SELECT epoch, total, seen FROM steps ORDER BY rowid DESC LIMIT 1").fetchone()
     if last is None:
-        return Speed()
+        return RunSpeed()
     mean = database.execute(
         "SELECT sum(samples_per_second * span) / sum(span), sum(waiting * span) / sum(span), "
         "sum(communication * span) / sum(span) "
@@ -215,4 +261,4 @@ def _speed(database: sqlite3.Connection) -> Speed:
         "WHERE samples_per_second IS NOT NULL AND span > 0"
     ).fetchone()
     times = [row[0] for row in database.execute("SELECT seconds FROM steps WHERE seconds IS NOT NULL")]
-    return Speed(mean[0], statistics.median(times) if times else None, mean[1], mean[2], *last)
+    return RunSpeed(mean[0], statistics.median(times) if times else None, mean[1], mean[2], *last)

@@ -13,9 +13,8 @@ from typing import Any
 from hocket.errors import RecordError
 from hocket.events import Facts, Happening, Metrics, Progress, Record, Sent, Served
 from hocket.observe.progress import Mark, Odometer, rates
-from hocket.observe.scalars import Scalars
-from hocket.observe.tables import FILE
-from hocket.observe.writer import Writer
+from hocket.observe.run_records import FILE, RecordWriter
+from hocket.observe.tensorboard_file import TensorboardFile
 
 _EVERY = 0.7  # seconds between two commits at least; with the launcher's tick, one a second at most
 _OFTEN, _SELDOM, _SETTLED = 0.1, 1.0, 60.0  # seconds between two rows of steps at first and later, and when later is
@@ -55,8 +54,8 @@ class Recorder:
         """Make the record in ``folder``, which exists; ``facts`` are what is known already, by section and name."""
         self.folder, self.lead = folder, 0
         self._started = time.monotonic()
-        self._writer = Writer(folder / FILE)
-        self._scalars = Scalars(folder / "tensorboard") if tensorboard else None
+        self._writer = RecordWriter(folder / FILE)
+        self._scalars = TensorboardFile(folder / "tensorboard") if tensorboard else None
         self._next = 0.0
         self._failed = False
         self._thinning, self._odometer = Thinning(), Odometer()

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hocket.observe.reader import Metric, Run
-from hocket.observe.served import size
+from hocket.observe.reader import Metric, RecordedRun
+from hocket.observe.summaries import size
 
 _CONFIGURATION = ("workers", "command", "directory", "git commit")  # the facts of section run that a user chose
 _MOST_METRICS, _MOST_EVENTS = 4, 20  # in a line of the list, and of one run
@@ -21,7 +21,7 @@ _HIGHER = ("acc", "f1", "auc", "precision", "recall", "score", "bleu", "reward",
 _LOWER = ("loss", "err", "perplexity", "ppl", "nll", "mse", "mae")
 
 
-def table(runs: Iterable[Run], width: int | None) -> list[str]:
+def table(runs: Iterable[RecordedRun], width: int | None) -> list[str]:
     """All runs, one line each, cut at ``width`` if there is one."""
     rows = [("run", "workers", "strategy", "took", "state", "last metrics")]
     for run in runs:
@@ -32,7 +32,7 @@ def table(runs: Iterable[Run], width: int | None) -> list[str]:
     return [line[:width] for line in _align(rows)]
 
 
-def details(run: Run) -> list[str]:
+def details(run: RecordedRun) -> list[str]:
     """Everything about one run."""
     about = run.facts.get("run", {})
     end = f"{run.state}: {run.reason}" if run.reason and run.status else _STATES.get(run.state, run.state)
@@ -56,7 +56,7 @@ def details(run: Run) -> list[str]:
     return lines + _section("Events", _events(run))
 
 
-def compare(first: Run, second: Run) -> list[str]:
+def compare(first: RecordedRun, second: RecordedRun) -> list[str]:
     """Two runs side by side: what differs in configuration, then speed, then metrics."""
     both = [("", "A", "B"), ("run", first.id, second.id), ("state", first.state, second.state)]
     lines = _align([*both, ("took", span(first.seconds), span(second.seconds))])
@@ -78,7 +78,7 @@ def compare(first: Run, second: Run) -> list[str]:
     return lines + _section("Metrics", _align([("", "A", "B"), *metrics]) if metrics else [])
 
 
-def differences(first: Run, second: Run) -> list[tuple[str, Any, Any]]:
+def differences(first: RecordedRun, second: RecordedRun) -> list[tuple[str, Any, Any]]:
     """Facts that are not the same in both: their name and the two values."""
     found: list[tuple[str, Any, Any]] = []
     if first.strategy != second.strategy:
@@ -119,7 +119,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-def _speed(run: Run) -> list[tuple[str, str]]:
+def _speed(run: RecordedRun) -> list[tuple[str, str]]:
     speed, rows = run.speed, []
     if speed.samples_per_second is not None:
         rows.append(("samples/s", f"{speed.samples_per_second:,.0f}"))
@@ -144,7 +144,7 @@ def _gradients(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, number(v) if isinstance(v, float) else _plain(v)) for name, v in facts.items()]
 
 
-def _ratio(first: Run, second: Run) -> str:
+def _ratio(first: RecordedRun, second: RecordedRun) -> str:
     a, b = first.speed.samples_per_second, second.speed.samples_per_second
     return f"{b / a:.2f}×" if a and b else ""
 
@@ -155,7 +155,7 @@ def _metric(name: str, metric: Metric) -> tuple[str, str, str, str, str]:
     return number(metric.first), shown, number(metric.last), str(metric.last_step), f"{metric.count}×"
 
 
-def _events(run: Run) -> list[str]:
+def _events(run: RecordedRun) -> list[str]:
     events = [event for event in run.events if event["name"] != "checkpoint begun"]  # it was saved, or it failed
     left_out = max(0, len(events) - _MOST_EVENTS)
     lines = [f"({left_out} earlier ones: --json has them)"] if left_out else []

@@ -10,19 +10,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import stat
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError, UsageError
 from hocket.events import Happening, Spans
-from hocket.observe.clock import Clock
 from hocket.spans import FRAME, SCRIPT
 
 _SERVERS = 1_000_000  # process numbers of servers come after those of all ranks
+_DRIFT = 5e-5  # seconds that two clocks may drift apart in one second
+_SLEW = 1.0  # seconds in which a new difference is taken over
 
 
 class Timeline:
@@ -42,7 +45,7 @@ class Timeline:
         if path.suffix != ".json":
             raise UsageError(f"--timeline {path}: must end with .json, for example --timeline out.json")
         self.path, self.is_whole = path, True
-        self.clock: Callable[[str], Clock | None] = _same_clock
+        self.clock: Callable[[str], HostClock | None] = _same_clock
         self._origin = time.perf_counter_ns()
         self._tracks: dict[tuple[int, str], int] = {}
         self._lost: dict[int, int] = {}
@@ -163,3 +166,50 @@ def _open(path: Path) -> int:
 
 def _line(**fields: Any) -> str:
     return json.dumps(fields, separators=(",", ":"))
+
+
+class HostClock:
+    """How the monotonic clock of another host compares with this one's, from questions and answers.
+
+    Its lead over this one is a function of its own time that has no jumps.
+
+    What it said of the past it says for ever, so that what one process does in order stays in order.
+    """
+
+    def __init__(self) -> None:
+        self._trip, self._when = math.inf, 0.0  # of the quickest question so far
+        self._times: list[float] = []  # of the other clock
+        self._leads: list[float] = []  # at these times
+
+    def compare(self, asked: float, there: float, answered: float) -> None:
+        """An answer has come: that clock said ``there`` between ``asked`` and ``answered`` of this one.
+
+        The quickest answers tell the most, but clocks drift, so that older ones count less and less.
+        """
+        trip = answered - asked
+        if trip > self._trip + (answered - self._when) * _DRIFT:
+            return
+        self._trip, self._when = trip, answered
+        lead = there - (asked + answered) / 2
+        if not self._times:
+            self._times, self._leads = [there], [lead]
+        elif abs(lead - self.lead(there)) > trip / 2:  # else it may be the same as before
+            now = max(there, self._times[-1])
+            self._leads += [self.lead(now), lead]
+            self._times += [now, now + _SLEW]
+
+    def lead(self, there: float) -> float:
+        """By how many seconds it is ahead when it shows ``there``."""
+        times, leads = self._times, self._leads
+        if not times or there >= times[-1]:
+            return leads[-1] if leads else 0.0
+        after = bisect_right(times, there)
+        if not after:
+            return leads[0]
+        begin, end = times[after - 1], times[after]
+        share = (there - begin) / (end - begin)
+        return leads[after - 1] + share * (leads[after] - leads[after - 1])
+
+    def here(self, there: float) -> float:
+        """What this clock shows when the other one shows ``there``."""
+        return there - self.lead(there)

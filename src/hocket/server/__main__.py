@@ -37,8 +37,7 @@ def main() -> int:
         spans.start(sink)
     sink.put(Stage("joining"))
     host = config.host_name or os.uname().nodename
-    service = Service(config.server, config.servers, config.size, config.timeout, host)
-    service.say = lambda line: print(line, file=sys.stderr, flush=True)
+    service = Service(config.server, config.size, config.timeout, host)
     try:
         front = Front(config, secret, service)
     except HocketError as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
@@ -14,38 +13,10 @@ from hocket.server.rows import RowShard
 from hocket.server.service import Service
 from hocket.server.table import Table
 from hocket.server.terms import Definition, Kind, Push
-from hocket.server.waiting import Note
-from hocket.transport.area import Area
+from hocket.transport.replies import Answer, Body, Note
 from hocket.transport.tensor_bytes import as_bytes
 
 _MOST_NUMBERS = 1 << 30  # bytes
-_LENGTH = struct.Struct("!IQ")  # of a gathered part: rank, bytes
-
-
-class Body(Protocol):
-    """The bytes of a message, to be received when it is clear where to."""
-
-    length: int
-
-    def into(self, parts: list[memoryview]) -> None:
-        """Receive all of it, straight into place; they must be as long together."""
-        ...
-
-    def read(self) -> bytes:
-        """Receive all of it."""
-        ...
-
-    def area(self) -> Area:
-        """The shared memory that comes with the message."""
-        ...
-
-
-class Answer(NamedTuple):
-    """A head, and the bytes that go with it, which stay as they are until the worker's next message."""
-
-    head: dict[str, Any]
-    parts: list[memoryview] = []
-    area: Area | None = None  # that goes with it, to a worker of this host
 
 
 class Answers:
@@ -53,14 +24,13 @@ class Answers:
 
     Args:
         service: The server.
-        rank: Of the worker.
-        note: Is told when it has to wait long.
+        rank: The worker, of which one message is answered at a time.
     """
 
-    def __init__(self, service: Service, rank: int, note: Note) -> None:
-        self._service, self._rank, self._note = service, rank, note
+    def __init__(self, service: Service, rank: int) -> None:
+        self._service, self._rank = service, rank
+        self._note: Note = lambda *_: None
         self._known: dict[int, Callable[[dict[str, Any], Body], Answer]] = {
-            Kind.GATHER: self._gather,
             Kind.DEFINE: self._define,
             Kind.ASSIGN: self._assign,
             Kind.PUSH: self._push,
@@ -70,36 +40,18 @@ class Answers:
             Kind.LOAD: self._load,
             Kind.LEAVE: self._leave,
             Kind.ENTER: self._enter,
-            Kind.NEXT: self._next,
-            Kind.QUEUE: self._queue,
-            Kind.RESTORE: self._restore,
             Kind.VERSION: self._version,
-            Kind.BACK: self._back,
-            Kind.LIVE: self._live,
-            Kind.SHARE: self._share,
-            Kind.SETTLE: self._settle,
         }
 
-    def answer(self, kind: int, head: dict[str, Any], body: Body) -> Answer:
-        """The answer to a message; blocks while its worker has to wait.
+    def answer(self, kind: int, head: dict[str, Any], body: Body, note: Note) -> Answer:
+        """The answer to a message; blocks while its worker has to wait, which ``note`` is told now and then.
 
         Raises:
             KeyError, TypeError, ValueError: the message makes no sense.
             HocketError: for the worker to raise.
         """
+        self._note = note
         return self._known[kind](head, body)
-
-    def _gather(self, head: dict[str, Any], body: Body) -> Answer:
-        meetings = self._service.meetings
-        found = meetings.gather(self._rank, int(head["number"]), str(head["what"]), body.read(), self._note)
-        joined = b"".join(_LENGTH.pack(rank, len(data)) + data for rank, data in found.items())
-        return Answer({}, [memoryview(joined)])
-
-    def _settle(self, head: dict[str, Any], _: Body) -> Answer:
-        works, over = self._service.meetings.settle(
-            self._rank, self._note, has_trained=bool(head["has_trained"]), stays=bool(head["stays"])
-        )
-        return Answer({"works": works, "over": over})
 
     def _define(self, head: dict[str, Any], body: Body) -> Answer:
         area = body.area() if head["shared"] else None
@@ -134,18 +86,19 @@ class Answers:
             weight=float(head["weight"]),
             present=bytes.fromhex(head["present"]) if head["present"] is not None else None,
             groups=head["groups"],
-            batches=tuple((int(queue), int(number)) for queue, number in head["batches"]),
+            batches=tuple((int(queue), int(epoch), int(number)) for queue, epoch, number in head["batches"]),
         )
-        batches = [(service.queue(queue), number) for queue, number in push.batches]
 
         def applied() -> None:  # before a worker that goes on after this update can ask which batches are not done
-            for queue, number in batches:
-                queue.apply(self._rank, (number,))
+            service.batches.apply(push.batches)
+
+        def accepted() -> None:
+            service.batches.accept(push.batches)
 
         shard = table.shard
         if isinstance(shard, RowShard):
             gradient = self._receive_rows(shard, head, body)
-            accepted = table.push(self._rank, push, gradient, self._note, None, applied)
+            is_accepted = table.push(self._rank, push, gradient, self._note, None, applied, accepted)
             parts: list[memoryview] = []
         else:
             assert isinstance(shard, DenseShard)
@@ -158,13 +111,11 @@ class Answers:
                 service.received += sum(each.nbytes for each in desk.gradients)
             wanted = bool(head["pull"])
             copy = (lambda: _copy(desk.parameters, flats)) if wanted else None
-            accepted = table.push(self._rank, push, desk.gradients, self._note, copy, applied)
+            is_accepted = table.push(self._rank, push, desk.gradients, self._note, copy, applied, accepted)
             parts = as_bytes(desk.parameters) if wanted and not desk.is_shared else []
             service.sent += sum(each.nbytes for each in desk.parameters) if wanted else 0
-        if not accepted:
-            for queue, number in batches:
-                queue.give_back(self._rank, (number,))
-        return Answer({"accepted": accepted, "version": table.version, "even": table.is_even}, parts)
+        head = {"accepted": is_accepted, "version": table.version, "even": table.is_even}
+        return Answer({**head, "lost": not is_accepted and table.is_lost(self._rank)}, parts)
 
     def _pull(self, head: dict[str, Any], _: Body) -> Answer:
         table = self._table(head)
@@ -216,52 +167,6 @@ class Answers:
             self._service.tables[int(number)].enter(self._rank, int(head["epoch"]))
         return Answer({})
 
-    def _next(self, head: dict[str, Any], _: Body) -> Answer:
-        queue, epoch = self._service.queue(int(head["queue"])), int(head["epoch"])
-        queue.finish(self._rank, tuple(int(number) for number in head["done"]))
-        if head["end"] is not None:
-            queue.end(epoch, int(head["end"]))
-        total = None if head["total"] is None else int(head["total"])
-        ranks = self._service.workers if head.get("in_step") else 0
-        if not head["wait"]:
-            found = queue.take(self._rank, epoch, total, ranks=ranks)
-            more: list[int] = []
-            if isinstance(found, int) and head.get("more"):
-                more = queue.take_more(self._rank, epoch, int(head["more"]), len(self._service.live))
-            return Answer({"batch": found, "more": more, "pace": queue.pace(self._rank)})
-        idle = self._service.meetings.idle
-        idle.add(self._rank)
-        try:
-            found = queue.take(self._rank, epoch, total, self._note, ranks)
-            return Answer({"batch": found, "pace": queue.pace(self._rank)})
-        finally:
-            idle.discard(self._rank)
-
-    def _back(self, head: dict[str, Any], _: Body) -> Answer:
-        queue = self._service.queue(int(head["queue"]))
-        queue.finish(self._rank, tuple(int(number) for number in head["done"]))
-        taken = not head.get("spare") or queue.is_dealt_out
-        if taken:
-            queue.give_back(self._rank, tuple(int(number) for number in head["numbers"]))
-        if "left" in head:
-            queue.leave(self._rank, int(head["left"]))
-        return Answer({"taken": taken})
-
-    def _live(self, _: dict[str, Any], __: Body) -> Answer:
-        return Answer({"ranks": self._service.live})
-
-    def _share(self, head: dict[str, Any], _: Body) -> Answer:
-        return Answer({"shared": True}, area=self._service.share(int(head["number"]), int(head["nbytes"])))
-
-    def _queue(self, head: dict[str, Any], _: Body) -> Answer:
-        queue = self._service.queue(int(head["queue"]))
-        queue.finish(self._rank, tuple(int(number) for number in head.get("done", ())))
-        return Answer({"state": queue.state()})
-
-    def _restore(self, head: dict[str, Any], _: Body) -> Answer:
-        self._service.queue(int(head["queue"])).restore(head["state"])
-        return Answer({})
-
     def _version(self, head: dict[str, Any], _: Body) -> Answer:
         self._table(head).await_version(int(head["version"]), self._note)
         return Answer({})
@@ -290,17 +195,6 @@ class Answers:
     def _receive(self, body: Body, tensors: list[torch.Tensor]) -> None:
         _receive(body, tensors)
         self._service.received += body.length
-
-
-def split(data: bytes) -> dict[int, bytes]:
-    """What a gathering has brought together, by rank."""
-    found, at = {}, 0
-    while at < len(data):
-        rank, length = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        found[rank] = data[at : at + length]
-        at += length
-    return found
 
 
 def _receive(body: Body, tensors: list[torch.Tensor]) -> None:

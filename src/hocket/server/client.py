@@ -1,4 +1,4 @@
-"""All servers of a job, as one worker sees them."""
+"""The coordinator and all servers of a job, as one worker sees them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket import spans
+from hocket.comm.peers import Peers
+from hocket.comm.wire_peers import WirePeers
 from hocket.config import Config
-from hocket.server import answers
-from hocket.server.front import connect, encrypted
-from hocket.server.link import Link, WireLink, join
+from hocket.coordinator.client import Coordinator, connect
+from hocket.coordinator.deal import Deal
+from hocket.errors import JobError
 from hocket.server.terms import Kind
-from hocket.transport import door
-from hocket.transport.area import Area
+from hocket.transport.requests import Link, WireLink, join, reach
 from hocket.transport.wire import Wire
 
 
@@ -27,63 +27,67 @@ class Turn:
     Attributes:
         epoch: In which it is.
         weight: How much its gradient counts in an average.
-        batches: Of shared queues, that are done when it is pushed.
+        batches: Those that are done when it is pushed: queue, epoch and number of each.
     """
 
     epoch: int = 0
     weight: float = 1.0
-    batches: list[tuple[int, int]] = field(default_factory=list)
+    batches: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-class Client:
-    """Links to all servers.
+class Client(Coordinator):
+    """The coordinator and all servers.
+
+    Args:
+        rank: This worker.
+        workers: How many the job has.
+        coordinator: The connection to the coordinator.
+        links: Those to the servers; none in a job without any.
+        clock: Tells the time.
 
     Attributes:
         turn: What is said of the next push.
         is_even: Whether all workers took part in every round so far; all who are in a round learn the same of it.
-        tables: How many tables this worker has defined; ``queues``, ``passes`` over data and shared ``areas`` likewise.
+        tables: How many tables this worker has defined.
+        passes: How many passes over data this worker has begun.
+        paced: Tables whose pushes follow the batches of training loops.
+        make_peers: Makes this worker's links to all other workers, for strategies that need them.
+        on_close: Called before goodbyes are said.
     """
 
-    def __init__(self, rank: int, workers: int, links: Sequence[Link]) -> None:
-        self.rank, self.workers, self.links = rank, workers, list(links)
+    def __init__(
+        self,
+        rank: int,
+        workers: int,
+        coordinator: Link,
+        links: Sequence[Link],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(rank, workers, coordinator, clock)
+        self.links = list(links)
         self.turn = Turn()
         self.is_even = True
-        self.tables = self.queues = self.passes = self.areas = 0
-        self.paced: list[int] = []  # tables whose pushes follow the batches of training loops
-        self.waited = 0.0
-        self.config: Config | None = None  # and the job's secret, of a worker that may open doors of its own
-        self.secret = b""
+        self.tables = self.passes = 0
+        self.paced: list[int] = []
+        self.make_peers: Callable[[], Peers] = _no_peers
         self.on_close: list[Callable[[], None]] = []
-        self._meetings = 0
         remote = sum(not link.is_local for link in links)
         # One for each: a server may wait for another one, which waits for what this worker has for it.
         self._pool = ThreadPoolExecutor(len(links), "hocket-link") if remote and len(links) > 1 else None
 
-    def gather(self, what: str, data: bytes) -> dict[int, bytes]:
-        """What all live workers give, by rank; collective."""
-        self._meetings += 1
-        begin = time.perf_counter()
-        _, found = self.first.request(
-            Kind.GATHER, {"number": self._meetings, "what": what}, [memoryview(data)] if data else []
-        )
-        end = time.perf_counter()
-        self.waited += end - begin
-        spans.add(spans.WAIT, "wait for all workers", begin, end, number=self._meetings)
-        return answers.split(found)
-
-    def settle(self, *, has_trained: bool, stays: bool) -> tuple[bool, bool]:
-        """Wait until no worker trains: see ``Meetings.settle``."""
-        begin = time.perf_counter()
-        answer, _ = self.first.request(Kind.SETTLE, {"has_trained": has_trained, "stays": stays})
-        end = time.perf_counter()
-        self.waited += end - begin
-        spans.add(spans.WAIT, "wait until nobody trains", begin, end)
-        return bool(answer["works"]), bool(answer["over"])
-
     @property
     def first(self) -> Link:
-        """Server 0, which also keeps the meetings and the queues."""
+        """Server 0."""
         return self.links[0]
+
+    def await_batch(self, deal: Deal) -> bool:
+        """Whether there is a batch for this worker after all: see ``Deal.wait``; no server waits for it meanwhile."""
+        head = {"epoch": self.turn.epoch, "tables": self.paced}
+        self.tell(Kind.LEAVE, head)
+        found = deal.wait()
+        if found:
+            self.tell(Kind.ENTER, head)
+        return found
 
     def each(self, ask: Callable[[int, Link], Callable[[], Any]]) -> list[Any]:
         """Ask all servers at once: ``ask`` begins a request, and what it returns finishes it.
@@ -107,30 +111,11 @@ class Client:
 
         self.each(ask)
 
-    def is_first(self) -> bool:
-        """Whether this is rank 0, or the lowest of those that are left."""
-        return self.rank == 0 or self.rank == min(self.live())
-
-    def live(self) -> list[int]:
-        """The workers that have neither died nor ended, as server 0 knows them."""
-        ranks: list[int] = self.first.request(Kind.LIVE, {})[0]["ranks"]
-        return ranks
-
-    def share(self, nbytes: int) -> Area:
-        """Memory of server 0 that all workers map, who ask for it in the same order; all zero at first.
-
-        Whoever dies leaves it to the others. Only on one host.
-        """
-        self.first.request(Kind.SHARE, {"number": self.areas, "nbytes": nbytes})
-        self.areas += 1
-        assert self.first.area is not None
-        return self.first.area
-
     def close(self) -> None:
-        """Say goodbye to all servers; before that, whatever is in ``on_close`` is called."""
+        """Say goodbye to all servers and, at last, to the coordinator."""
         while self.on_close:
             self.on_close.pop()()
-        for link in self.links:
+        for link in [*self.links, self.link]:
             link.close()
         if self._pool is not None:
             self._pool.shutdown(wait=False)
@@ -163,35 +148,23 @@ def _finish(pending: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def open_client(config: Config, secret: bytes) -> Client:
-    """Connect to all servers of the job; blocks until they are there or the timeout."""
+    """Join the job at its coordinator, and connect to all servers; blocks until they are there or the timeout."""
+    coordinator, answered = connect(config, secret, config.rank)
     nonce = secrets.token_hex(8)
-    known: list[dict[str, Any]] = []
 
-    def to_first(deadline: float) -> Wire:
-        wire = connect(config, secret, config.rank, deadline)
-        known[:] = join(wire, config.rank, nonce, deadline)["servers"]
-        return wire
-
-    def to_other(said: dict[str, Any]) -> Callable[[float], Wire]:
+    def to(said: dict[str, Any]) -> Callable[[float], Wire]:
         def make(deadline: float) -> Wire:
-            wire = _knock(config, secret, said, deadline)
-            join(wire, config.rank, nonce, deadline)
+            wire = reach(config, secret, config.rank, said, deadline)
+            join(wire, nonce, deadline)
             return wire
 
         return make
 
-    links = [WireLink("server 0", to_first, config.timeout)]
-    for number, said in enumerate(known[1:], start=1):
-        links.append(WireLink(f"server {number}", to_other(said), config.timeout))
-    client = Client(config.rank, config.size, links)
-    client.config, client.secret = config, secret
+    links = [WireLink(f"server {n}", to(said), config.timeout) for n, said in enumerate(answered["servers"])]
+    client = Client(config.rank, config.size, coordinator, links)
+    client.make_peers = lambda: WirePeers(config, secret)
     return client
 
 
-def _knock(config: Config, secret: bytes, said: dict[str, Any], deadline: float) -> Wire:
-    beside = config.rendezvous is not None and str(said["socket"]).startswith(f"{config.rendezvous}-server-")
-    if beside and config.transport != "gloo":
-        return door.knock_here(said["socket"], secret, config.rank, deadline)
-    return door.knock(
-        said["address"], said["port"], secret, config.rank, deadline, encrypted=encrypted(said["address"], config)
-    )
+def _no_peers() -> Peers:
+    raise JobError("this worker has no links to other workers")

@@ -12,11 +12,11 @@ from hocket import spans
 from hocket.errors import UsageError
 from hocket.server import desk, states
 from hocket.server.client import Client
-from hocket.server.link import Link
 from hocket.server.placement import Placement
 from hocket.server.shard import Stored
 from hocket.server.terms import Definition, Kind, Push, Rows, Terms
 from hocket.transport.area import Area
+from hocket.transport.requests import Link
 from hocket.transport.tensor_bytes import as_bytes
 
 _AT_ONCE = 1 << 26  # bytes of a table of rows in one message
@@ -93,7 +93,7 @@ class DenseCopy:
             return told, self._out[number] if push.weight > 0 else []
 
         heads = self._ask(Kind.PUSH, write, pulls=pull)
-        return _judge(self._client, self.number, heads)
+        return _judge(self._client, self.number, push, heads)
 
     def presents(self, present: bytes | None) -> list[bytes | None]:
         """Which slices of each server have a gradient, from which parameters have one."""
@@ -138,10 +138,14 @@ class DenseCopy:
         return self._client.each(ask)
 
 
-def _judge(client: Client, table: int, heads: Sequence[dict[str, Any]]) -> bool:
-    """Whether all servers have accepted a push; what server 0 says of its round is noted."""
+def _judge(client: Client, table: int, push: Push, heads: Sequence[dict[str, Any]]) -> bool:
+    """Whether all servers have accepted a push; what server 0 says of its round and its batches is noted."""
     if table in client.paced:
         client.is_even &= heads[0]["even"]
+    if not heads[0]["accepted"]:
+        client.refuse(push.batches)
+    if any(head["lost"] for head in heads):
+        client.live()  # so that the coordinator sees this worker, and has the servers take its pushes again
     return all(head["accepted"] for head in heads)
 
 
@@ -225,7 +229,7 @@ class RowCopy:
             link.begin(Kind.PUSH, head, as_bytes([rows[first:last], values[first:last].reshape(-1)]))
             return lambda: link.finish([])[0]
 
-        return _judge(self._client, self.number, self._client.each(ask))
+        return _judge(self._client, self.number, push, self._client.each(ask))
 
     def state(self) -> list[Stored]:
         """The optimizer's state on all servers; ``start`` is the first row of each part."""

@@ -2,73 +2,134 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from hocket.comm.simulated_peers import SimulatedNetwork, SimulatedPeers
+from hocket.coordinator.service import Ask, Batch, CoordinatorService
 from hocket.errors import JobError
-from hocket.server.answers import Answer, Answers
+from hocket.server.answers import Answers
 from hocket.server.client import Client
-from hocket.server.link import Link
 from hocket.server.service import Service
 from hocket.server.terms import Kind
 from hocket.transport.area import Area
-from hocket.transport.simulated import Simulation
+from hocket.transport.replies import Answer, Body, Note
+from hocket.transport.requests import SERVER, Link
+from hocket.transport.simulated import Simulation, Speed
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Of the network between a worker and a server.
+@dataclass
+class SimulatedService:
+    """The coordinator and the servers of a simulated job."""
 
-    Attributes:
-        latency: Seconds that a message takes, however small it is.
-        bandwidth: Bytes per second.
-    """
-
-    latency: float = 0.0
-    bandwidth: float = math.inf
-
-    def seconds(self, nbytes: int) -> float:
-        """For one message."""
-        return self.latency + nbytes / self.bandwidth
+    coordinator: CoordinatorService
+    servers: list[Service]
+    network: SimulatedNetwork
+    timeout: float
 
 
-def serve(simulation: Simulation, servers: int, workers: int, timeout: float = 300.0) -> list[Service]:
-    """The servers of a simulated job.
+def serve(
+    simulation: Simulation, servers: int, workers: int, timeout: float = 300.0, speed: Speed | None = None
+) -> SimulatedService:
+    """The coordinator and the servers of a simulated job.
 
     Args:
         simulation: By whose clock they live.
-        servers: How many there are; ``workers`` likewise.
+        servers: How many parameter servers there are.
+        workers: How many workers there are.
         timeout: Virtual seconds that a worker may wait for others.
+        speed: Of the network between workers.
     """
     services = [
-        Service(number, servers, workers, timeout, make_condition=simulation.condition, clock=simulation.now)
+        Service(number, workers, timeout, make_condition=simulation.condition, clock=simulation.now)
         for number in range(servers)
     ]
+    coordinator = CoordinatorService(
+        workers,
+        servers,
+        timeout,
+        lambda number, _: _DirectServer(services[number]),
+        simulation.condition,
+        simulation.now,
+    )
     for service in services:
-        service.total = lambda table, update, value, number=service.number: services[0].add(  # type: ignore[misc]
-            number, table, update, value
-        )
-    return services
+        coordinator.welcome(SERVER + service.number, {})
+        service.total = functools.partial(_total, coordinator, service.number)
+    return SimulatedService(coordinator, services, SimulatedNetwork(simulation, speed or Speed()), timeout)
 
 
 def connect(
-    simulation: Simulation, services: Sequence[Service], rank: int, workers: int, speed: Speed | None = None
+    simulation: Simulation, served: SimulatedService, rank: int, workers: int, speed: Speed | None = None
 ) -> Client:
-    """All servers, as one simulated worker sees them."""
-    links = [DirectLink(simulation, each, rank, speed or Speed(), len(services) == 1) for each in services]
-    return Client(rank, workers, links)
+    """The coordinator and all servers, as one simulated worker sees them."""
+    speed, is_only = speed or Speed(), len(served.servers) == 1
+    links = [DirectLink(simulation, _AnsweredBy(each), rank, speed, is_only) for each in served.servers]
+    coordinator = DirectLink(simulation, served.coordinator, rank, speed, is_only=True)
+    for link in (coordinator, *links):
+        link.timeout = served.timeout
+    client = Client(rank, workers, coordinator, links, simulation.now)
+    network = served.network
+    client.make_peers = lambda: SimulatedPeers(network, rank)
+    return client
+
+
+def _total(coordinator: CoordinatorService, server: int, table: int, update: int, value: float) -> float:
+    head = {"table": table, "update": update, "value": value}
+    answer = coordinator.answer(SERVER + server, Ask.SUM, head, _DirectBody((), None), lambda *_: None)
+    return float(answer.head["total"])
+
+
+class _DirectServer:
+    """A server that hears of losses from a coordinator of the same process."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def lose(self, rank: int, why: str, held: Sequence[Batch]) -> Callable[[], dict[str, Any]]:
+        told = {"round": self._service.lose(rank, why), "kept": self._service.batches.accepted(held)}
+        return lambda: told
+
+    def welcome(self, rank: int) -> Callable[[], None]:
+        self._service.welcome(rank)
+        return lambda: None
+
+    def applied(self, held: Sequence[Batch]) -> Sequence[Batch]:
+        return self._service.batches.applied(held)
+
+
+class Answering(Protocol):
+    """A server or a coordinator."""
+
+    who: str
+
+    def answer(self, peer: int, kind: int, head: dict[str, Any], body: Body, note: Note) -> Answer: ...
+
+    def lose(self, peer: int, why: str) -> Any: ...
+
+
+class _AnsweredBy:
+    """A server whose workers are answered without a connection."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.who = service, f"server {service.number}"
+
+    def answer(self, peer: int, kind: int, head: dict[str, Any], body: Body, note: Note) -> Answer:
+        return Answers(self.service, peer).answer(kind, head, body, note)
+
+    def lose(self, peer: int, why: str) -> None:
+        """The coordinator tells it."""
 
 
 class DirectLink(Link):
-    """A link to a server of the same process.
+    """A link to a server, or the coordinator, of the same process.
 
     Args:
         simulation: By whose clock it lives.
-        service: The server.
-        rank: Of the worker.
+        service: Answers.
+        rank: The worker.
         speed: Of the network between them.
         is_only: Whether there is no other server. Else a simulated thread of its own does the server's part, so that
             several can be asked at once; that takes longer in the real world, where threads are slow to change.
@@ -76,11 +137,10 @@ class DirectLink(Link):
 
     is_local = True
 
-    def __init__(self, simulation: Simulation, service: Service, rank: int, speed: Speed, is_only: bool) -> None:
+    def __init__(self, simulation: Simulation, service: Answering, rank: int, speed: Speed, is_only: bool) -> None:
         self._simulation, self._service, self._rank, self._speed = simulation, service, rank, speed
         self._is_only = is_only
-        self._name = f"server {service.number} for worker {rank}"
-        self._answers = Answers(service, rank, lambda *_: None)
+        self._name = f"{service.who} for worker {rank}"
         self._finish: Callable[[], Answer] | None = None
 
     def begin(
@@ -113,7 +173,7 @@ class DirectLink(Link):
     def _answer(self, kind: int, head: dict[str, Any], body: _DirectBody) -> Answer:
         there, back = self._shared(kind, head)
         self._travel(there + body.length)
-        answer = self._answers.answer(kind, head, body)
+        answer = self._service.answer(self._rank, kind, head, body, lambda *_: None)
         self._travel(back + sum(part.nbytes for part in answer.parts))
         return answer
 
@@ -126,7 +186,8 @@ class DirectLink(Link):
         """Bytes to the server and back that do not travel here, because both sides see them, but would elsewhere."""
         if kind not in (Kind.PUSH, Kind.PULL, Kind.ASSIGN) or "rows" in head:
             return 0, 0
-        nbytes = sum(each.nbytes for each in self._service.desk(head["table"], self._rank).gradients)
+        assert isinstance(self._service, _AnsweredBy)
+        nbytes = sum(each.nbytes for each in self._service.service.desk(head["table"], self._rank).gradients)
         if kind == Kind.PULL:
             return 0, nbytes
         return nbytes if head.get("weight", 1) else 0, nbytes if head.get("pull") else 0

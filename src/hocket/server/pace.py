@@ -16,6 +16,7 @@ class _Worker:
     clock: int = 0  # pushes in this epoch
     left: int = -1  # the last epoch that it has no more batches of
     is_live: bool = True
+    was_lost: bool = False  # and its batch was dealt again, so that its next push is refused
     is_excused: bool = False  # was waited for in vain, and is not until it comes back
     pulled: int = 0  # version of the parameters that it has
 
@@ -42,12 +43,13 @@ class Pace:
         if epoch > worker.epoch:
             worker.epoch, worker.clock = epoch, 0
         staleness = self.version - worker.pulled
-        was_lost, was_excused = not worker.is_live, worker.is_excused
-        worker.is_live, worker.is_excused = True, False
+        was_lost, was_excused = worker.was_lost, worker.is_excused
+        worker.was_lost, worker.is_excused = False, False
+        if not worker.is_live:
+            return None  # nothing counts before the worker is welcome again
         worker.left = min(worker.left, epoch - 1)
         if was_lost or (was_excused and self._is_beyond(rank, staleness)):
-            others = [self._clock(each, epoch) for each in self._active(epoch) if each != rank]
-            worker.clock = max(worker.clock, min(others, default=worker.clock))
+            self._catch_up(rank, epoch)
             return None
         worker.clock += 1
         return staleness
@@ -79,8 +81,13 @@ class Pace:
         return [rank for rank in self._active(epoch) if rank not in waiting]
 
     def lose(self, rank: int) -> None:
-        """A worker has died or left the job."""
-        self._all[rank].is_live = False
+        """A worker has died or left the job: nobody waits for it, and what still comes from it is refused."""
+        self._all[rank].is_live, self._all[rank].was_lost = False, True
+
+    def welcome(self, rank: int) -> None:
+        """A worker that was taken for dead is there after all, and starts where the slowest is."""
+        self._all[rank].is_live = True
+        self._catch_up(rank, self._all[rank].epoch)
 
     def excuse(self, rank: int) -> None:
         """A worker was waited for long enough."""
@@ -93,10 +100,9 @@ class Pace:
     def enter(self, rank: int, epoch: int) -> None:
         """It has, after all, and starts where the slowest is."""
         worker = self._all[rank]
-        others = [self._clock(each, epoch) for each in self._active(epoch) if each != rank]
         worker.left = min(worker.left, epoch - 1)
         if worker.epoch == epoch:
-            worker.clock = max(worker.clock, min(others, default=worker.clock))
+            self._catch_up(rank, epoch)
 
     def at_work(self, rank: int) -> list[int]:
         """That worker, if it may still push in the epoch that it is in."""
@@ -105,6 +111,12 @@ class Pace:
     @property
     def live(self) -> list[int]:
         return [rank for rank, worker in self._all.items() if worker.is_live]
+
+    def _catch_up(self, rank: int, epoch: int) -> None:
+        """A worker is as far as the slowest of the others, so that nobody waits for what it has missed."""
+        worker = self._all[rank]
+        others = [self._clock(each, epoch) for each in self._active(epoch) if each != rank]
+        worker.clock = max(worker.clock, min(others, default=worker.clock))
 
     def _active(self, epoch: int) -> list[int]:
         """Those who may still push in ``epoch``, as far as is known."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hocket import spans
+from hocket.coordinator.waiting import Condition, Wait
 from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
 from hocket.server.shard import Contribution, Gradient, Shard
 from hocket.server.terms import Push
-from hocket.server.waiting import Condition, Note, Wait
+from hocket.transport.replies import Note
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Table:
         note: Note,
         pull: Callable[[], None] | None,
         applied: Callable[[], None] = lambda: None,
+        accepted: Callable[[], None] = lambda: None,
     ) -> bool:
         """Take a gradient, wait until the worker may go on, and have it get the parameters.
 
@@ -94,6 +96,7 @@ class Table:
             note: Is told when it takes long.
             pull: Copies the parameters, if they are wanted; called while nobody changes them.
             applied: Called when the gradient is in the parameters, before anybody sees them.
+            accepted: Called when the push is taken; its gradient will be applied.
 
         Returns:
             False if the push came too late for the bound, and was not applied.
@@ -111,6 +114,7 @@ class Table:
                 tally.late += 1
                 self._condition.notify_all()
             else:
+                accepted()
                 tally.pushes += 1
                 tally.staleness[staleness] += 1
                 given = Contribution(rank, gradient, push.weight, push.present, staleness, applied)
@@ -144,6 +148,16 @@ class Table:
             self.pace.lose(rank)
             self._complete()
             self._condition.notify_all()
+
+    def welcome(self, rank: int) -> None:
+        """A worker that was taken for dead is there after all."""
+        with self._condition:
+            self.pace.welcome(rank)
+
+    def is_lost(self, rank: int) -> bool:
+        """Whether nothing more is taken from a worker."""
+        with self._condition:
+            return rank not in self.pace.live
 
     def leave(self, rank: int, epoch: int) -> None:
         """A worker has no more batches of an epoch, so that nobody is to wait for it."""

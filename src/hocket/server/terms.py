@@ -9,32 +9,18 @@ from typing import Any
 
 
 class Kind(IntEnum):
-    """What a message is about."""
+    """What a worker asks a server for."""
 
-    JOIN = 1
-    GATHER = 2
-    DEFINE = 3
-    ASSIGN = 4
-    PUSH = 5
-    PULL = 6
-    PULL_ROWS = 7
-    STATE = 8
-    LOAD = 9
-    LEAVE = 10
-    ENTER = 11
-    NEXT = 12
-    QUEUE = 13
-    RESTORE = 14
-    VERSION = 15
-    NORM = 16
-    BYE = 17
-    BACK = 18
-    LIVE = 19
-    SHARE = 20
-    SETTLE = 21
-    REPLY = 32
-    NOTE = 33
-    ERROR = 34
+    DEFINE = 32
+    ASSIGN = 33
+    PUSH = 34
+    PULL = 35
+    PULL_ROWS = 36
+    STATE = 37
+    LOAD = 38
+    LEAVE = 39
+    ENTER = 40
+    VERSION = 41
 
 
 @dataclass(frozen=True)
@@ -167,11 +153,11 @@ class Push:
         weight: How much it counts in an average: the number of its samples, for example. 0: there is nothing in it.
         present: One byte per slice: whether that parameter has a gradient; None if all have.
         groups: Learning rates and other values of the optimizer's groups; None if they are as before.
-        batches: Of the shared queues, that are done with it: queue and number of each.
+        batches: Those that are done with it: queue, epoch and number of each.
     """
 
     epoch: int = 0
     weight: float = 1.0
     present: bytes | None = None
     groups: list[dict[str, Any]] | None = None
-    batches: tuple[tuple[int, int], ...] = ()
+    batches: tuple[tuple[int, int, int], ...] = ()

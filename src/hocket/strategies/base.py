@@ -1,41 +1,139 @@
-"""The contract of a strategy at work: one model and its optimizer, training with those of the other ranks."""
+"""The contract of a strategy at work: one model and its optimizer, training with those of the other workers.
+
+A strategy is made from a ``Context`` and its spec, and has changed model and optimizer in place when its constructor
+returns. Then it is told what happens, in this order:
+
+1. ``begin_loop``: a training loop over a loader begins.
+2. ``begin_batch``: the loop gets a batch, for which the next backward passes are.
+3. ``captured``: a backward pass is over, and its gradients are where the collector has brought them.
+4. ``step``: the script has called ``optimizer.step()``.
+5. ``end_batch``: the batch has been trained on: at the end of its first step, or when the script asks for the next one.
+6. ``settle``: something happens between batches; ``Why`` says what, and what must be true then.
+
+2 to 5 come again and again. A script without a loader has no 1 and 2, and its steps stand for batches. A checkpoint is
+made of ``state`` while ``merged`` is entered, and loaded by ``load_state``. All workers get these calls at the same
+places unless their strategy is uneven; which of them may wait for other workers is said where they are defined.
+"""
 
 from __future__ import annotations
 
-import functools
-import time
-import types
-from abc import ABC
-from collections import OrderedDict
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
 
-import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from hocket import spans
-from hocket.strategies.collector import Collector
-from hocket.strategies.noise import Gauge
+from hocket.capture.collector import Collector
+from hocket.capture.members import Members
+from hocket.capture.model_hooks import ModelHooks
+from hocket.capture.noise import Gauge
+from hocket.comm.communicator import Communicator
+from hocket.errors import StrategyError
+from hocket.server.client import Client
+from hocket.specs import Spec
 from hocket.updates.update import Step
 
-SUPPORTS_SCALING = "_step_supports_amp_scaling"  # to GradScaler: this optimizer does what it asks for by itself
+
+@dataclass(frozen=True)
+class Context:
+    """All that a strategy works with; nothing is taken from globals.
+
+    Attributes:
+        model: The model of this worker; changed in place.
+        optimizer: The optimizer that trains the model, changed in place; None if the script has not given one.
+        members: The parameters that the strategy is for.
+        communicator: Of all workers.
+        client: To the servers of the job; None without any.
+        on_nan: What is done about gradients that are not finite: ``raise``, ``skip`` or ``ignore``.
+        rests: Whether another strategy is at work on the model first, and calls this one when it is its turn.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | None
+    members: Members
+    communicator: Communicator
+    client: Client | None = None
+    on_nan: str = "raise"
+    rests: bool = False
+
+    @property
+    def checks_finite(self) -> bool:
+        """Whether every gradient is looked at."""
+        return self.on_nan != "ignore"
+
+
+@dataclass(frozen=True)
+class DoneBatch:
+    """A batch that has been trained on.
+
+    Attributes:
+        epoch: The number of the training loop that it is of; 0 without any.
+        samples: How many of them this worker had in the batch.
+        weight: What this worker's gradients of it count, relative to those of other workers.
+        in_loop: Whether a training loop over a loader goes on; else a step stands for a batch.
+        stepped: Whether the batch has ended in a step; else the script has asked for the next one without any.
+    """
+
+    epoch: int = 0
+    samples: int = 1
+    weight: float = 1.0
+    in_loop: bool = True
+    stepped: bool = True
+
+
+class Why(Enum):
+    """Why ``Strategy.settle`` is called, and what must be true when it returns."""
+
+    END = auto()
+    """No training loop goes on any more: every worker has the model that the strategy stands for, to be evaluated and
+    saved; collective."""
+
+    PAUSE = auto()
+    """The script asks for the same in the middle of a training loop, which goes on afterwards; collective."""
+
+    GLANCE = auto()
+    """A training loop that has begun was left without any step: all is as before it."""
+
+    LAST_BATCH = auto()
+    """This worker has had its last batch of a training loop: nothing that others do not know of is kept here."""
+
+    IDLE = auto()
+    """There is no batch for this worker, though others may hold some: the same, and nobody waits for this worker."""
+
+    REJOIN = auto()
+    """This worker takes part again, after ``IDLE``; nobody has trained meanwhile."""
+
+    REFRESH = auto()
+    """The parameters are as others have made them by now."""
+
+    SWITCH_AWAY = auto()
+    """Another strategy is to be at work on the same model: as for ``END``, and the optimizer's state is equal, too;
+    collective."""
+
+    SWITCH_TO = auto()
+    """This strategy is to be at work, from where another one has left the model; collective."""
+
+    @property
+    def makes_equal(self) -> bool:
+        """Whether every worker has the same model afterwards."""
+        return self in (Why.END, Why.PAUSE, Why.SWITCH_AWAY)
 
 
 class Strategy(ABC):
-    """A strategy at work on one model. It has changed model and optimizer in place when its constructor returns."""
-
-    survives_loss: ClassVar[bool] = False
-    """Whether the others go on when a worker is lost; if not, the job ends."""
-
-    leases: ClassVar[bool] = False
-    """Whether a worker may take several batches of the shared queue at once: nobody waits for their gradients."""
+    """A strategy at work on one model."""
 
     collector: Collector
     """Where gradients arrive."""
 
-    steps: int
+    steps: int = 0
     """How many exchanges there have been."""
+
+    batches: int = 0
+    """How many there have been, as far as they are counted."""
 
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
@@ -43,10 +141,59 @@ class Strategy(ABC):
     sent: int = 0
     """Bytes of gradients or parameters that this worker has handed to exchanges so far."""
 
-    @property
-    def skipped(self) -> int:
-        """Steps that were left out because a gradient was not finite."""
-        return 0
+    def __init__(self, context: Context, spec: Spec) -> None:
+        self.context, self.spec = context, spec
+
+    def capture_in_place(self) -> ModelHooks:
+        """Have gradients stay where autograd puts them, and ``captured`` called when a backward pass is over."""
+        context, members = self.context, self.context.members
+        self.collector = Collector(
+            members.names, members.parameters, None, None, self.captured, check_finite=context.checks_finite
+        )
+        return ModelHooks(context.model, self.collector)
+
+    def begin_loop(self, epoch: int) -> None:  # noqa: B027 - most have nothing to do
+        """A training loop begins; not collective."""
+
+    def begin_batch(self, everywhere: int, mean: float | None = None) -> None:
+        """A training loop gets a batch, for which the next backward passes are; not collective.
+
+        Args:
+            everywhere: Samples of all workers in it; 0 if the loop is over, and what comes is for no batch.
+            mean: Samples of an average batch of this pass over the data, of all workers, if that is known.
+        """
+        if everywhere:
+            self.collector.samples = everywhere
+
+    def captured(self) -> None:  # noqa: B027 - an exchange may have been told already
+        """A backward pass is over, outside of ``accumulate``: its gradients are where the collector brings them."""
+
+    @abstractmethod
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """The script has called ``optimizer.step(closure, …)``: what it gets. May be collective.
+
+        Args:
+            original: The optimizer's own step.
+            closure: As the script has given it.
+            **options: Other arguments of the optimizer's step.
+        """
+
+    def end_batch(self, batch: DoneBatch) -> None:  # noqa: B027 - most exchange in every step
+        """A batch has been trained on. Rounds are counted in these, and end in a step; may be collective then."""
+
+    def settle(self, why: Why) -> None:
+        """Something happens between batches: see ``Why``, also for whether it is collective."""
+        if why in (Why.SWITCH_AWAY, Why.SWITCH_TO):
+            self.collector.rests = why is Why.SWITCH_AWAY
+
+    def regroup(self, group: Communicator) -> None:
+        """Go on with the workers of ``group``, a new generation of the job; its members call this together."""
+        raise StrategyError(f"strategy {self.spec.name!r} cannot go on with other workers than it has begun with")
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within, model and optimizer are what a checkpoint keeps; collective. Afterwards they are this worker's."""
+        yield
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep beside model and optimizer, as plain data with tensors; the same on all ranks."""
@@ -56,60 +203,10 @@ class Strategy(ABC):
         """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
         self.steps = state["steps"]
 
-    is_uneven: bool = False
-    """Whether workers may be at different batches."""
-
-    serves_any_optimizer: bool = False
-    """Whether an optimizer that was not distributed may train the parameters, too: ``p.grad`` is the average."""
-
-    in_step: bool = False
-    """Whether, in a job with servers, all workers take the same steps, and are dealt batches as ``mirrored`` does."""
-
-    skips_alone: bool = False
-    """Whether a step may be left out on one worker only, so that workers are to be compared by ``batches``."""
-
-    batches: int = 0
-    """How many there have been, as far as they are counted."""
-
-    counts_steps: bool = True
-    """Whether the script has no training loop over a loader of ours, so that its steps stand for batches."""
-
-    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - most have nothing to do
-        """A training loop begins; not collective, but at the same place on all ranks."""
-
-    def note_step(self) -> None:  # noqa: B027 - most meet in every step
-        """An optimizer takes a step on these parameters; not collective."""
-
-    def glance(self) -> None:  # noqa: B027 - likewise
-        """A training loop that has begun was left without any step; not collective."""
-
-    def begin_batch(self, samples: int, mean: float | None = None) -> None:
-        """A training loop gets a batch, for which the next backward passes are; not collective.
-
-        Args:
-            samples: Of all ranks; 0 if the loop has come to its end, and they are for no batch.
-            mean: Samples of an average batch of this pass over the data, of all ranks, if that is known.
-        """
-        if samples:
-            self.collector.samples = samples
-
-    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:  # noqa: B027 - likewise
-        """A batch has been trained on. Rounds are counted in these, and end in a step.
-
-        Args:
-            samples: How many of them this worker had in it.
-            stepped: Whether this is called at the end of the batch's first step; else the script has asked for the next
-                batch, or has left the loop, without any.
-        """
-
-    def look(self) -> None:  # noqa: B027 - most have nothing to do
-        """The script asks for another batch, or has left the loop: what was done since the last step is done."""
-
-    def settle(self) -> None:  # noqa: B027 - replicas that are always equal need not
-        """Let every worker have the model that the strategy stands for, to be evaluated and saved; collective.
-
-        A training loop is over, or was left, or the script asks for it.
-        """
+    @property
+    def holds(self) -> bool:
+        """Whether there are gradients here of batches that others do not know of yet."""
+        return self.collector.passes > 0  # in hocket.accumulate()
 
     @property
     def owes(self) -> str:
@@ -117,40 +214,14 @@ class Strategy(ABC):
         return ""
 
     @property
-    def collectors(self) -> list[Collector]:
-        """All that there are; several where strategies take turns."""
-        return [self.collector]
-
-    @contextmanager
-    def merged(self) -> Iterator[None]:
-        """Within, model and optimizer are what a checkpoint keeps; collective. Afterwards they are this worker's."""
-        yield
-
-    def rest(self) -> None:
-        """Let another strategy be at work on the same model; collective. Replicas are equal then."""
-        self.settle()
-        self.collector.rests = True
-
-    def rise(self) -> None:
-        """Be at work, from where the other one has left the model; collective."""
-        self.collector.rests = False
-
-    def flush(self) -> None:  # noqa: B027 - likewise
-        """A training loop has come to its end: exchange what was still to be exchanged; not collective."""
-
-    def idle(self) -> None:  # noqa: B027 - likewise
-        """There is no batch for this worker, though others may hold some: nobody is to wait for it; not collective."""
-
-    def rejoin(self) -> None:  # noqa: B027 - likewise
-        """Take part again, after ``idle``: nobody has trained meanwhile; not collective."""
+    def at_work(self) -> Strategy:
+        """The strategy that trains now: this one, or, where several take turns, the one whose turn it is."""
+        return self
 
     @property
-    def holds(self) -> bool:
-        """Whether there are gradients here of batches that others do not know of yet."""
-        return False
-
-    def refresh(self) -> None:  # noqa: B027 - most have nothing to do
-        """Have the parameters as others have made them by now; not collective."""
+    def skipped(self) -> int:
+        """Steps that were left out because a gradient was not finite."""
+        return 0
 
     @property
     def gauges(self) -> list[Gauge]:
@@ -164,73 +235,3 @@ class Strategy(ABC):
     def take_facts(self) -> dict[str, Any]:
         """What is worth recording of the run, and has not been told yet."""
         return {}
-
-    def replica(self) -> dict[str, torch.Tensor] | None:
-        """The parameters, by name, of which every rank has a copy that must be equal; None if they share one."""
-        return None
-
-
-def wrap(optimizer: Optimizer, around_step: Callable[..., Any], collector: Collector) -> None:
-    """Have ``optimizer.step(…)`` call ``around_step(original_step, …)``, and the collector hear of ``zero_grad``.
-
-    LR schedulers find what they look for.
-    """
-    original: Step = optimizer.step
-    original_zero = optimizer.zero_grad
-
-    @like(original)
-    def step(this: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if collector.rests:
-            return original(*args, **kwargs)
-        this._opt_called = True  # type: ignore[attr-defined]  # schedulers ask for it, also where no step is taken
-        begin = time.perf_counter()
-        result = around_step(original, *args, **kwargs)
-        spans.add(spans.COMPUTE, "update", begin, time.perf_counter())
-        if collector.on_step is not None:
-            collector.on_step()
-        return result
-
-    @like(original_zero)
-    def zero_grad(_: Optimizer, *args: Any, **kwargs: Any) -> None:
-        collector.forget()
-        original_zero(*args, **kwargs)
-
-    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-    optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
-
-
-def like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Have a function that becomes a method look like the one that it replaces: GradScaler reads its signature.
-
-    Wrapped as it is, a bound method would lose one more argument each time.
-    """
-    return functools.wraps(getattr(method, "__func__", method))
-
-
-@contextmanager
-def hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[None]:
-    """Run the hooks on ``optimizer.step`` while the optimizer looks as the script knows it, not divided."""
-    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    for hook in before.values():
-        hook(optimizer, (), options)
-    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    try:
-        yield
-    finally:
-        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before, after
-    for hook in after.values():
-        hook(optimizer, (), options)
-
-
-@contextmanager
-def without_scaler(optimizer: Optimizer) -> Iterator[None]:
-    """Within, nothing is left of what GradScaler asks of a step: it has been done already."""
-    names = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
-    asked = {name: getattr(optimizer, name) for name in names}
-    for name in names:
-        setattr(optimizer, name, None)
-    try:
-        yield
-    finally:
-        for name, value in asked.items():
-            setattr(optimizer, name, value)

@@ -10,31 +10,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from hocket import spans
-from hocket.comm.algorithms import average_into
-from hocket.comm.communicator import Communicator
-from hocket.comm.layout import Layout
+from hocket.capture.collector import Collector, read_payloads
+from hocket.capture.local_gradient import LocalGradient
+from hocket.capture.model_hooks import ModelHooks
+from hocket.capture.noise import Gauge
+from hocket.comm.kernels import average_into
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import StrategyError
-from hocket.strategies.base import Strategy, hooks_outside, wrap
-from hocket.strategies.collector import Collector, read_payloads
-from hocket.strategies.exchange import (
+from hocket.specs import Spec
+from hocket.strategies.averaged_gradients import (
+    AveragedGradients,
     CountedByExchange,
-    GradientExchange,
-    Judgement,
     agree_on_missing,
     average_loss,
     check_exchanged,
     number_rates,
     say_rates,
 )
-from hocket.strategies.local_gradient import LocalGradient
-from hocket.strategies.members import Members
-from hocket.strategies.model_hooks import ModelHooks
-from hocket.strategies.noise import Gauge
+from hocket.strategies.base import Context, Strategy
+from hocket.strategies.nan_policy import NanPolicy
+from hocket.strategies.optimizer_step import hooks_outside
 from hocket.strategies.shared_parameters import SharedParameters
 from hocket.updates.kinds import divides_by_elements
 from hocket.updates.slices import SlicedUpdate
@@ -47,9 +44,10 @@ class CentralTraining(Strategy):
 
     collector: Collector
 
-    def __init__(
-        self, communicator: Communicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
-    ) -> None:
+    def __init__(self, context: Context, spec: Spec) -> None:
+        super().__init__(context, spec)
+        communicator, optimizer, members = context.communicator, context.optimizer, context.members
+        assert optimizer is not None
         if any(parameter.device.type != "cpu" for parameter in members.parameters):
             raise StrategyError(
                 "strategy 'central' shares memory of the CPU, and this model is on a GPU: use --strategy mirrored"
@@ -66,17 +64,16 @@ class CentralTraining(Strategy):
                 "optimizer, or use --strategy mirrored"
             )
         self._communicator, self._host, self._optimizer, self._members = communicator, host, optimizer, members
-        self._layout = Layout(members.parameters, limits=communicator.limits(sum(p.nbytes for p in members.parameters)))
+        self._layout = communicator.lay_out(members.parameters)
         self._shared = SharedParameters(host, members, self._layout)
-        gradients = self._prepare_gradients(on_nan)
+        gradients = self._prepare_gradients(context.on_nan)
         self._update: Update = (
             SlicedUpdate(host, optimizer, members, self._layout, self._shared.flats, gradients)
             if by_elements
             else WholeUpdate(host, optimizer, members, self._layout, gradients)
         )
-        hooks = ModelHooks(model, self.collector)
-        hooks.watch_loading(model, self._before_load, self._shared.accept_writes)
-        wrap(optimizer, self._step, self.collector)
+        hooks = ModelHooks(context.model, self.collector)
+        hooks.watch_loading(context.model, self._before_load, self._shared.accept_writes)
 
     @abstractmethod
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
@@ -93,7 +90,7 @@ class CentralTraining(Strategy):
     def _fetch(self, ranges: list[Range]) -> None:
         """Have the averaged gradients of ``ranges`` in the flat buffers."""
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -131,7 +128,7 @@ class CentralAveraged(CountedByExchange, CentralTraining):
     """``central``: after ``backward()`` every worker has the averaged gradient, as with ``mirrored``."""
 
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
-        self._exchange = GradientExchange(self._communicator, self._members, self._layout, on_nan, self._optimizer)
+        self._exchange = AveragedGradients(self._communicator, self._members, self._layout, on_nan, self._optimizer)
         self.collector = self._exchange.collector
         return self._exchange.results
 
@@ -149,7 +146,7 @@ class CentralSealed(CentralAveraged):
     """``central(fused=True)`` over several hosts: the workers of a host share one average, which none can read."""
 
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
-        exchange = GradientExchange(
+        exchange = AveragedGradients(
             self._communicator, self._members, self._layout, on_nan, self._optimizer, private=False
         )
         exchange.show([LocalGradient.seal(view) for view in exchange.collector.views])
@@ -172,7 +169,7 @@ class CentralFused(CentralTraining):
         self.collector = Collector(
             members.names, members.parameters, layout, self._slots.mine, self._seal, check_finite=on_nan != "ignore"
         )
-        self._judgement, self._gauge = Judgement(members.names, on_nan), Gauge(self._host.size, members.parameters)
+        self._nan_policy, self._gauge = NanPolicy(members.names, on_nan), Gauge(self._host.size, members.parameters)
         self._local = [LocalGradient.seal(view) for view in layout.views(self._slots.mine)]
         self._payload, self._same_missing = 0, True
         self._counted = b"", 0
@@ -183,7 +180,7 @@ class CentralFused(CentralTraining):
 
     @property
     def skipped(self) -> int:
-        return self._judgement.skipped
+        return self._nan_policy.skipped
 
     @property
     def gauges(self) -> list[Gauge]:
@@ -205,9 +202,9 @@ class CentralFused(CentralTraining):
         nonfinite, same = read_payloads(
             self._host.transport.meet(self._number + number_rates(self._optimizer), payload, self._describe)
         )
-        self._judgement.record(nonfinite)
+        self._nan_policy.record(nonfinite)
         self._same_missing = same
-        return self._judgement.allows_step(self._optimizer)
+        return self._nan_policy.allows_step(self._optimizer)
 
     def _nbytes(self) -> int:
         """How much a step hands to the others: as with ``central``, for whom it is the same."""
@@ -246,6 +243,12 @@ class CentralFused(CentralTraining):
         slices = (slot[bucket][start:end] for slot in self._slots.slots for bucket, start, end in ranges)
         averages = (self._averages[bucket][start:end] for bucket, start, end in ranges)
         self._gauge.end_sliced_step(slices, averages, self.collector)
+
+
+def make_fused(context: Context, spec: Spec) -> CentralTraining:
+    """``central(fused=True)`` on one host, or on several."""
+    communicator = context.communicator
+    return (CentralFused if communicator.on_host is communicator else CentralSealed)(context, spec)
 
 
 _PUBLISH = zlib.crc32(b"publish")

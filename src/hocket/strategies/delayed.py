@@ -9,28 +9,23 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS
 
 from hocket import spans
-from hocket.comm import gpu
-from hocket.comm.communicator import Communicator
-from hocket.comm.delayed import DelayedAverager
-from hocket.comm.layout import Layout
+from hocket.capture.noise import Gauge, Made
+from hocket.comm.exchange import Ticket
 from hocket.errors import StrategyError
-from hocket.strategies.base import SUPPORTS_SCALING, Strategy, without_scaler, wrap
-from hocket.strategies.collector import Collector
-from hocket.strategies.exchange import (
-    Judgement,
+from hocket.specs import Spec
+from hocket.strategies.averaged_gradients import (
     agree_on_missing,
     average_loss,
     check_exchanged,
     number_rates,
     say_rates,
 )
-from hocket.strategies.members import Members
-from hocket.strategies.model_hooks import ModelHooks
-from hocket.strategies.noise import Gauge, Made
+from hocket.strategies.base import Context, DoneBatch, Strategy, Why
+from hocket.strategies.nan_policy import NanPolicy
+from hocket.strategies.optimizer_step import SUPPORTS_SCALING, without_scaler
 from hocket.updates.update import Step
 
 _CODE = 32  # bits of a payload that say what is missing; above: 0, or why a gradient cannot be used
@@ -57,9 +52,10 @@ class DelayedTraining(Strategy):
     name: ClassVar[str] = "delayed"
     turns: ClassVar[int] = 2  # sets of buffers
 
-    def __init__(
-        self, communicator: Communicator, model: nn.Module, optimizer: Optimizer, members: Members, on_nan: str
-    ) -> None:
+    def __init__(self, context: Context, spec: Spec) -> None:
+        super().__init__(context, spec)
+        communicator, optimizer, members = context.communicator, context.optimizer, context.members
+        assert optimizer is not None
         if isinstance(optimizer, LBFGS):
             raise StrategyError(
                 f"strategy {self.name!r} applies gradients in a later step than it computes them, and LBFGS needs "
@@ -67,30 +63,24 @@ class DelayedTraining(Strategy):
             )
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         self.steps = 0
-        self._layout = Layout(members.parameters, limits=gpu.limits(communicator, members.parameters))
-        self._averager = DelayedAverager(communicator, self._layout, turns=self.turns)
-        self._slots = {id(slots): self._layout.views(slots) for slots in self._averager.all_slots}
-        self._results = {id(results): self._layout.views(results) for results in self._averager.all_results}
+        self._layout = communicator.lay_out(members.parameters)
+        self._engine = communicator.exchange(self._layout, background=True, turns=self.turns)
         self._gauge = Gauge(communicator.size, members.parameters)
         self._nbytes = sum(parameter.nbytes for parameter in members.parameters)
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._late: Late | None = None
         self._made = Made(1.0, 0, 1)
         self._sent = b""  # what was missing here in the exchange that is under way
-        self._judgement, self._nonfinite = Judgement(members.names, on_nan), None  # type: Judgement, int | None
-        self.collector = Collector(
-            members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
-        )
-        self.collector.meanwhile = self._averager.progress
+        self._nan_policy, self._nonfinite = NanPolicy(members.names, context.on_nan), None  # type: NanPolicy, int | None
+        self.capture_in_place()
+        self.collector.meanwhile = self._engine.progress
         self._leave_out_idle()
-        ModelHooks(model, self.collector)
         self._original: Step = optimizer.step
         self._supports_scaling = getattr(optimizer, SUPPORTS_SCALING, False)
-        wrap(optimizer, self._step, self.collector)
 
     @property
     def skipped(self) -> int:
-        return self._judgement.skipped
+        return self._nan_policy.skipped
 
     @property
     def gauges(self) -> list[Gauge]:
@@ -98,10 +88,7 @@ class DelayedTraining(Strategy):
 
     @property
     def holds(self) -> bool:
-        return self._late is not None or self._averager.is_under_way
-
-    def replica(self) -> dict[str, torch.Tensor] | None:
-        return dict(zip(self._members.names, self._members.parameters, strict=True))
+        return self._late is not None or self._engine.is_under_way
 
     def state(self) -> dict[str, Any]:
         """The last gradients are in it, averaged: nothing is lost, and nothing is applied earlier than without."""
@@ -133,22 +120,21 @@ class DelayedTraining(Strategy):
             missing = bytes(name not in saved["gradients"] for name in self._members.names)
             self._late = Late(gradients, missing, dict(saved["nonfinite"]), saved["dropped"])
 
-    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
+    def end_batch(self, batch: DoneBatch) -> None:
         self.batches += 1
 
-    def settle(self) -> None:
-        self._flush()
+    def settle(self, why: Why) -> None:
+        if why.makes_equal:
+            self._flush()
+        if why is Why.SWITCH_AWAY:
+            self._take_every_step(False)
+        super().settle(why)
 
     @property
     def owes(self) -> str:
         return "the last gradient is not applied yet" if self.holds else ""
 
-    def rest(self) -> None:
-        self._flush()
-        self._take_every_step(False)
-        self.collector.rests = True
-
-    def _end_pass(self) -> None:
+    def captured(self) -> None:
         self._members.check_homes()
         self._nonfinite = self.collector.nonfinite
         self._take_every_step(True)
@@ -157,7 +143,7 @@ class DelayedTraining(Strategy):
         """Have GradScaler call ``step`` also on a rank on which it finds a gradient that is not finite."""
         setattr(self._optimizer, SUPPORTS_SCALING, always or self._supports_scaling)
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         self._members.check_groups(self._optimizer)
         if closure is not None:
             return self._step_with_closure(original, closure, options)
@@ -209,9 +195,9 @@ class DelayedTraining(Strategy):
             self._put_back(own)
 
     def _allows(self, late: Late) -> bool:
-        self._judgement.record({} if late.dropped else late.nonfinite)
+        self._nan_policy.record({} if late.dropped else late.nonfinite)
         with without_scaler(self._optimizer):
-            return self._judgement.allows_step(self._optimizer) and not late.dropped
+            return self._nan_policy.allows_step(self._optimizer) and not late.dropped
 
     def _put(self, late: Late | None) -> list[torch.Tensor | None]:
         """Let ``p.grad`` be ``late``, or nothing; what it was."""
@@ -233,13 +219,13 @@ class DelayedTraining(Strategy):
             trained = zlib.crc32(self.collector.trained)
             self._communicator.meet(trained, 0, "the first gradients after unfreezing")
             self._leave_out_idle()
-        code = self._fill(self._slots[id(self._averager.slots)])
-        self._gauge.see_rest(self._averager.slots)
+        code = self._fill()
+        self._gauge.see_rest(self._engine.slots)
         self._made = Made(self.collector.weight, self.collector.samples, self.collector.collected)
         what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
         payload = code << _CODE | (zlib.crc32(self._sent) if 1 in self._sent else 0)
         number = self._number + number_rates(self._optimizer) + zlib.crc32(b"%d" % self.batches)
-        self._averager.begin(number, payload, what)  # a rank that has left out a step is at another batch
+        self._engine.begin(Ticket(number, payload, what))  # a rank that has left out a step is at another batch
         self.steps += 1
         self.sent += self._nbytes
         self._note_exchange(begin)
@@ -249,7 +235,7 @@ class DelayedTraining(Strategy):
         self.exchanging += end - begin
         spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
 
-    def _fill(self, views: list[torch.Tensor]) -> int:
+    def _fill(self) -> int:
         """Copy this worker's gradients to the slots; 0, or why they cannot be used."""
         gradients = [parameter.grad for parameter in self._members.parameters]
         self._sent = bytes(gradient is None for gradient in gradients)
@@ -259,19 +245,8 @@ class DelayedTraining(Strategy):
                     f"the gradient of {name!r} is sparse, which this strategy cannot exchange: make the embedding with "
                     "sparse=False"
                 )
-        scale = self._averager.scale
         grad_scale = getattr(self._optimizer, "grad_scale", None)
-        if grad_scale is not None:
-            scale /= float(grad_scale)
-        present = [(view, gradient) for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
-        if present:
-            targets = [view for view, _ in present]
-            torch._foreach_copy_(targets, [gradient for _, gradient in present])
-            if scale != 1:
-                torch._foreach_mul_(targets, scale)
-        for view, missing in zip(views, self._sent, strict=True):
-            if missing:
-                view.zero_()
+        self._engine.put(gradients, 1.0 if grad_scale is None else 1 / float(grad_scale))
         found_inf = getattr(self._optimizer, "found_inf", None)
         nonfinite, self._nonfinite = self._nonfinite, None
         if found_inf is not None:
@@ -280,17 +255,16 @@ class DelayedTraining(Strategy):
 
     def _fetch(self) -> None:
         """Wait for the exchange that is under way, if there is one."""
-        if not self._averager.is_under_way:
+        if not self._engine.is_under_way:
             return
         begin = time.perf_counter()
-        payloads = self._averager.finish()
-        self._gauge.end_step(self._averager.results, self._made, self._averager.scale)
+        payloads = self._engine.finish()
+        self._gauge.end_step(self._engine.results, self._made)
         codes = {rank: payload >> _CODE for rank, payload in enumerate(payloads)}
         same = len({payload & (1 << _CODE) - 1 for payload in payloads}) == 1
         missing = self._sent if same else agree_on_missing(self._communicator, self._sent)
         nonfinite = {rank: code - _FIRST for rank, code in codes.items() if code >= _FIRST}
-        gradients = self._results[id(self._averager.results)]
-        self._late = Late(gradients, missing, nonfinite, _DROPPED in codes.values())
+        self._late = Late(self._engine.result_views, missing, nonfinite, _DROPPED in codes.values())
         self._note_exchange(begin)
 
     def _leave_out_idle(self) -> None:
@@ -298,4 +272,4 @@ class DelayedTraining(Strategy):
         self.collector.leave_out_idle()
         trained, places = self.collector.trained, self._layout.places
         busy = {place.bucket for place, byte in zip(places, trained, strict=True) if byte}
-        self._averager.idle = frozenset(range(len(self._layout.buckets))) - busy
+        self._engine.idle = frozenset(range(len(self._layout.buckets))) - busy

@@ -11,14 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from hocket.comm.communicator import Communicator
-from hocket.strategies.choices import DiLoCo
+from hocket.specs import DiLoCo
+from hocket.strategies.base import Context, Why
 from hocket.strategies.fragments import Fragment, divide
 from hocket.strategies.local import LocalTraining
-from hocket.strategies.members import Members
 from hocket.updates.update import Step
 
 
@@ -33,18 +30,11 @@ class DiLoCoTraining(LocalTraining):
         rounds: How many have ended.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        members: Members,
-        choice: DiLoCo,
-        on_nan: str,
-    ) -> None:
-        super().__init__(communicator, model, optimizer, members, on_nan)
-        self._choice, self._in_round, self.rounds = choice, 0, 0
-        divided = divide([parameter.nbytes for parameter in members.parameters], choice.fragments)
+    def __init__(self, context: Context, spec: DiLoCo) -> None:
+        super().__init__(context, spec)
+        communicator, members = context.communicator, context.members
+        self._spec, self._in_round, self.rounds = spec, 0, 0
+        divided = divide([parameter.nbytes for parameter in members.parameters], spec.fragments)
         self._fragments = [
             Fragment(
                 communicator,
@@ -56,7 +46,7 @@ class DiLoCoTraining(LocalTraining):
         ]
         self._due: list[tuple[int, Fragment]] = []  # what is under way, and after which batch it is taken over
         self._is_loaded = False
-        self._hooks.watch_loading(model, lambda: None, self._loaded)
+        self._hooks.watch_loading(context.model, lambda: None, self._loaded)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -69,7 +59,7 @@ class DiLoCoTraining(LocalTraining):
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        self._in_round = state.get("in round", 0) % self._choice.period  # rounds may have been longer
+        self._in_round = state.get("in round", 0) % self._spec.period  # rounds may have been longer
         self.rounds = state.get("rounds", 0)
         self._is_settled, self._unsettled = not self._in_round, self._in_round
         self._take_anchors()
@@ -86,32 +76,33 @@ class DiLoCoTraining(LocalTraining):
         with super().merged():
             yield
 
-    def rise(self) -> None:
-        super().rise()
-        self._in_round = 0
-        self._take_anchors()
+    def settle(self, why: Why) -> None:
+        super().settle(why)
+        if why is Why.SWITCH_TO:
+            self._in_round = 0
+            self._take_anchors()
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         self._heed_loading()
-        return super()._step(original, closure, **options)
+        return super().step(original, closure, **options)
 
-    def _end_pass(self) -> None:
-        super()._end_pass()
+    def captured(self) -> None:
+        super().captured()
         for _, fragment in self._due:
             fragment.progress()
 
     def _exchange(self, batches: int, samples: int) -> None:
         before, self._in_round = self._in_round, self._in_round + batches
         self._take_over(until=self.batches)
-        delay = self._choice.batches_under_way
+        delay = self._spec.batches_under_way
         for number, fragment in enumerate(self._fragments, start=1):
-            if before < number * self._choice.period // len(self._fragments) <= self._in_round:
+            if before < number * self._spec.period // len(self._fragments) <= self._in_round:
                 self._begin(fragment, waits=not delay)
                 self._due.append((self.batches + delay, fragment))
         self._take_over(until=self.batches)
         for _, fragment in self._due:
             fragment.progress()
-        if self._in_round >= self._choice.period:
+        if self._in_round >= self._spec.period:
             self._in_round = 0
             self.rounds += 1
         if not self._due and all(each.batch == self.batches for each in self._fragments):
@@ -125,7 +116,7 @@ class DiLoCoTraining(LocalTraining):
         for fragment in late:
             self._begin(fragment, waits=True)
         for fragment in late:
-            fragment.take_over(self._choice.outer_lr, self._choice.outer_momentum)
+            fragment.take_over(self._spec.outer_lr, self._spec.outer_momentum)
         self.rounds += self._in_round > 0
         self._in_round = 0
 
@@ -138,7 +129,7 @@ class DiLoCoTraining(LocalTraining):
         while self._due and (until is None or self._due[0][0] <= until):
             _, fragment = self._due.pop(0)
             if fragment.is_under_way:
-                fragment.take_over(self._choice.outer_lr, self._choice.outer_momentum)
+                fragment.take_over(self._spec.outer_lr, self._spec.outer_momentum)
 
     def _loaded(self) -> None:
         self._is_loaded = True

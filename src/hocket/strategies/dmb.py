@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from hocket.comm.communicator import Communicator
-from hocket.strategies.choices import DMB
+from hocket.specs import DMB
+from hocket.strategies.averaged_gradients import average_loss, check_exchanged
+from hocket.strategies.base import Context, DoneBatch
 from hocket.strategies.delayed import DelayedTraining, Late
-from hocket.strategies.exchange import average_loss, check_exchanged
-from hocket.strategies.members import Members
 from hocket.updates.update import Step
 
 
@@ -38,18 +35,10 @@ class DMBTraining(DelayedTraining):
     name = "dmb"
     turns = 1
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: DMB,
-        on_nan: str,
-    ) -> None:
-        super().__init__(communicator, model, optimizer, members, on_nan)
-        assert choice.extra
-        self._extra = choice.extra
+    def __init__(self, context: Context, spec: DMB) -> None:
+        super().__init__(context, spec)
+        assert spec.extra
+        self._extra = spec.extra
         self._place = 0  # of the next step in its cycle
         self._is_predicted: bool | None = None  # the last step was, and the loop is still at its batch
         self.counts, self._told = Counts(), Counts()
@@ -63,9 +52,9 @@ class DMBTraining(DelayedTraining):
         self._place = min(state.get("place", self._extra), self._extra) if self.holds else 0
         self.counts, self._is_predicted = Counts(**state.get("counts", {})), None
 
-    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
-        super().end_batch(samples, stepped=stepped)
-        of_all = 0 if self.counts_steps else self.collector.samples  # if a loader knows
+    def end_batch(self, batch: DoneBatch) -> None:
+        super().end_batch(batch)
+        of_all = self.collector.samples if batch.in_loop else 0  # if a loader knows
         # A batch without a step is one of those that the next step is made of.
         if self._place > 0 if self._is_predicted is None else self._is_predicted:
             self.counts.predicted_batches += 1

@@ -10,38 +10,28 @@ from torch.optim import SGD, Adagrad, Optimizer
 
 from hocket.errors import StrategyError
 from hocket.server import rule
-from hocket.server.client import Client
-from hocket.server.terms import Terms
-from hocket.strategies.choices import Downpour
-from hocket.strategies.members import Members
+from hocket.specs import Downpour
+from hocket.strategies.base import Context
 from hocket.strategies.served import ServedTraining
 
 
 class DownpourTraining(ServedTraining):
     """Gradients are pushed every ``push`` steps, parameters fetched every ``fetch``; between fetches, local steps."""
 
-    def __init__(
-        self,
-        client: Client,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: Downpour,
-        terms: Terms,
-        on_nan: str,
-    ) -> None:
-        self._choice = choice
-        optimizer.state.clear()  # that of the script's own rule means nothing to Adagrad
-        super().__init__(client, model, optimizer, members, choice, terms, choice.scale or 1.0, on_nan)
-        if choice.push > 1 and self._sparse:
+    def __init__(self, context: Context, spec: Downpour) -> None:
+        self._spec = spec
+        assert context.optimizer is not None
+        context.optimizer.state.clear()  # that of the script's own rule means nothing to Adagrad
+        super().__init__(context, spec)
+        if spec.push > 1 and self._sparse:
             raise StrategyError(
                 "downpour(push>1) does not add up the sparse gradients of embeddings: use push=1, or sparse=False"
             )
-        self._accrued = [torch.zeros_like(flat) for flat in self._gradients] if choice.push > 1 else []
+        self._accrued = [torch.zeros_like(flat) for flat in self._gradients] if spec.push > 1 else []
         self._accrued_present = bytes(len(self._members.parameters))
-        self._waits = choice.warmup > 0 and client.rank > 0
+        self._waits = spec.warmup > 0 and self._client.rank > 0
         if self._waits:
-            model.register_forward_pre_hook(self._await_warm_start)
+            context.model.register_forward_pre_hook(self._await_warm_start)
 
     def _rule(self, optimizer: Optimizer) -> dict[str, Any]:
         return {**rule.describe(self._stand_in(optimizer)), "groups": self._translate(optimizer)}
@@ -62,19 +52,19 @@ class DownpourTraining(ServedTraining):
         translated = []
         for group in rule.describe_groups(optimizer):
             known = {key: group.get(key, value) for key, value in stand_in.items() if key in ("lr", "weight_decay")}
-            if self._choice.rate is not None:
-                known["lr"] = self._choice.rate
+            if self._spec.rate is not None:
+                known["lr"] = self._spec.rate
             translated.append({**stand_in, **known})
         return translated
 
     def _stand_in(self, optimizer: Optimizer) -> Optimizer:
         """The rule of the servers."""
         nothing = [nn.Parameter(torch.zeros(1))]
-        return Adagrad(nothing) if self._choice.adagrad else SGD(nothing)
+        return Adagrad(nothing) if self._spec.adagrad else SGD(nothing)
 
     def _exchange(self, weight: float) -> None:
-        choice = self._choice
-        pushes, fetches = (self.steps + 1) % choice.push == 0, (self.steps + 1) % choice.fetch == 0
+        spec = self._spec
+        pushes, fetches = (self.steps + 1) % spec.push == 0, (self.steps + 1) % spec.fetch == 0
         if not fetches and weight:
             self._step_here()
         present = self._collect() if weight else None
@@ -92,15 +82,15 @@ class DownpourTraining(ServedTraining):
 
     @property
     def holds(self) -> bool:
-        return super().holds or self.steps % self._choice.push != 0
+        return super().holds or self.steps % self._spec.push != 0
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Push what was accrued for less than ``push`` steps."""
-        if self.steps % self._choice.push and self._accrued:
+        if self.steps % self._spec.push and self._accrued:
             weight, present = self._take_accrued()
             self._push(weight, present, pull=True)
             self._take_over()
-            self.steps += self._choice.push - self.steps % self._choice.push
+            self.steps += self._spec.push - self.steps % self._spec.push
 
     @torch.no_grad()
     def _step_here(self) -> None:
@@ -130,5 +120,5 @@ class DownpourTraining(ServedTraining):
         """Before the first forward pass of a training: rank 0 goes ahead alone."""
         if self._waits and torch.is_grad_enabled():
             self._waits = False
-            self._copy.await_version(self._choice.warmup)
-            self.refresh()
+            self._copy.await_version(self._spec.warmup)
+            self._refresh()

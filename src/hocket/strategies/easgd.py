@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from hocket.comm.communicator import Communicator
-from hocket.strategies.blend import Blend, average_once
-from hocket.strategies.choices import EASGD
+from hocket.specs import EASGD
+from hocket.strategies.averaging import InPlaceAverage, average_once
+from hocket.strategies.base import Context, Why
 from hocket.strategies.elastic import ElasticTraining
-from hocket.strategies.members import Members
 from hocket.strategies.optimizer_state import merged_state
 
 
@@ -24,32 +21,22 @@ class EASGDTraining(ElasticTraining):
         centre: One tensor for each parameter.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: EASGD,
-        on_nan: str,
-        *,
-        rests: bool = False,
-    ) -> None:
-        super().__init__(communicator, model, optimizer, members, choice, on_nan, rests=rests)
-        self.centre = [parameter.detach().clone() for parameter in members.parameters]
+    def __init__(self, context: Context, spec: EASGD) -> None:
+        super().__init__(context, spec)
+        self.centre = [parameter.detach().clone() for parameter in context.members.parameters]
         self._differences = [torch.zeros_like(tensor) for tensor in self.centre]
-        self._blend = Blend(communicator, self._differences)
+        self._average = InPlaceAverage(context.communicator, self._differences)
 
-    def rest(self) -> None:
-        self._is_settled &= self._shows
-        super().rest()
-        self._shows, self._aside = False, None
-
-    def rise(self) -> None:
-        super().rise()
-        self._in_round = 0
-        self._loaded()
-        self._heed_loading()
+    def settle(self, why: Why) -> None:
+        if why is Why.SWITCH_AWAY:
+            self._is_settled &= self._shows
+        super().settle(why)
+        if why is Why.SWITCH_AWAY:
+            self._shows, self._aside = False, None
+        elif why is Why.SWITCH_TO:
+            self._in_round = 0
+            self._loaded()
+            self._heed_loading()
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -62,9 +49,9 @@ class EASGDTraining(ElasticTraining):
         torch._foreach_copy_(self._differences, own)
         torch._foreach_sub_(self._differences, self.centre)
         torch._foreach_add_(own, self._differences, alpha=-self.alpha)
-        self._blend.average(f"the elastic pull after {self.batches} batches")
+        self._average.average(f"the elastic pull after {self.batches} batches")
         torch._foreach_add_(self.centre, self._differences, alpha=self.alpha * self._communicator.size)
-        self.sent += self._blend.nbytes
+        self.sent += self._average.nbytes
 
     def _make_equal(self) -> None:
         super()._make_equal()

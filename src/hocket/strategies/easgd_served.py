@@ -12,18 +12,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
-from hocket.comm.communicator import Communicator
 from hocket.errors import StrategyError
 from hocket.server import rule
-from hocket.server.client import Client
 from hocket.server.copies import DenseCopy
 from hocket.server.placement import Placement, place
 from hocket.server.terms import Push, Terms
-from hocket.strategies.choices import EASGD
+from hocket.specs import EASGD
+from hocket.strategies.base import Context, Why
 from hocket.strategies.elastic import ElasticTraining
-from hocket.strategies.members import Members
 from hocket.updates.update import Step
 
 
@@ -34,23 +32,12 @@ class ServedEASGDTraining(ElasticTraining):
         placement: Of the centre on the servers.
     """
 
-    survives_loss = True
-    is_uneven = True
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        client: Client,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: EASGD,
-        on_nan: str,
-    ) -> None:
-        _refuse_sparse(model)
-        super().__init__(communicator, model, optimizer, members, choice, on_nan)
-        self._client = client
-        parameters = members.parameters
+    def __init__(self, context: Context, spec: EASGD) -> None:
+        _refuse_sparse(context.model)
+        super().__init__(context, spec)
+        assert context.client is not None
+        self._client = client = context.client
+        parameters = context.members.parameters
         self.placement: Placement = place(
             parameters, [0] * len(parameters), len(client.links), "partitioned", whole=False
         )
@@ -74,27 +61,25 @@ class ServedEASGDTraining(ElasticTraining):
         """Which parameters of the centre are on which server, in lines for a reader."""
         return self.placement.describe(self._members.names)
 
-    def flush(self) -> None:
-        """The last round of a loop may be short."""
+    def settle(self, why: Why) -> None:
+        super().settle(why)
+        if why in (Why.LAST_BATCH, Why.IDLE) and self._in_round:  # the last round of a loop may be short
+            self._end_round()
+        if why is Why.REFRESH:
+            self._heed_loading()
+            self._show()
+
+    def _settle(self) -> None:
+        """Show the centre when nobody moves it any more, and let nobody move it before all have it."""
         if self._in_round:
             self._end_round()
-
-    def settle(self) -> None:
-        """Show the centre when nobody moves it any more, and let nobody move it before all have it."""
-        self._count()
-        self.flush()
         self._client.gather("the end of training, with all pulls", b"")
         self._show()
         self._client.gather("the end of training, with the centre", b"")
         self._note_settled()
 
-    def refresh(self) -> None:
-        """Have the centre as it is on the servers now; with what the script has loaded, if it has."""
-        self._heed_loading()
-        self._show()
-
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        result = super()._step(original, closure, **options)
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        result = super().step(original, closure, **options)
         self._client.turn.batches = []  # this worker has learned from them, and nobody else is to
         return result
 

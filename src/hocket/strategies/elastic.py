@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import SGD, Optimizer
 
-from hocket.comm.communicator import Communicator
 from hocket.errors import StrategyError
-from hocket.strategies.choices import EASGD
+from hocket.specs import EASGD
+from hocket.strategies.base import Context, DoneBatch, Why
 from hocket.strategies.local import LocalTraining
-from hocket.strategies.members import Members
 from hocket.updates.update import Step
 
 
@@ -31,28 +29,19 @@ class ElasticTraining(LocalTraining):
         pulls: How many there have been.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: EASGD,
-        on_nan: str,
-        *,
-        rests: bool = False,
-    ) -> None:
-        _check_momentum(optimizer, choice.momentum)
-        super().__init__(communicator, model, optimizer, members, on_nan)
-        self._model, self._choice, self._in_round, self.pulls = model, choice, 0, 0
-        if not rests:
-            self._give_momentum(choice.momentum)
-        self.alpha = 0.9 / communicator.size if choice.alpha is None else choice.alpha
+    def __init__(self, context: Context, spec: EASGD) -> None:
+        assert context.optimizer is not None
+        _check_momentum(context.optimizer, spec.momentum)
+        super().__init__(context, spec)
+        self._model, self._spec, self._in_round, self.pulls = context.model, spec, 0, 0
+        if not context.rests:
+            self._give_momentum(spec.momentum)
+        self.alpha = 0.9 / context.communicator.size if spec.alpha is None else spec.alpha
         self._shows = False  # whether the parameters are the centre's
         self._aside: list[torch.Tensor] | None = None  # the worker's own while they are; just after that, the centre's
         self._is_loaded = self._returns = False  # whether a loop has begun for which the own are to be put back
         self._hooks.before_forward = self._before_forward
-        self._hooks.watch_loading(model, lambda: None, self._loaded, self._heed_loading)
+        self._hooks.watch_loading(context.model, lambda: None, self._loaded, self._heed_loading)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "in round": self._in_round}
@@ -60,11 +49,11 @@ class ElasticTraining(LocalTraining):
     def load_state(self, state: dict[str, Any]) -> None:
         """All workers go on from the centre, which is what was saved."""
         super().load_state(state)
-        self._in_round = state.get("in round", 0) % self._choice.period  # rounds may have been longer
-        self._give_momentum(self._choice.momentum)
+        self._in_round = state.get("in round", 0) % self._spec.period  # rounds may have been longer
+        self._give_momentum(self._spec.momentum)
         self._loaded()
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_loop(self, epoch: int) -> None:
         self._heed_loading()
         if self._shows:
             self._is_settled, self._returns = False, True
@@ -83,27 +72,29 @@ class ElasticTraining(LocalTraining):
                 self._aside = None
                 self._take_written()
 
-    def glance(self) -> None:
+    def settle(self, why: Why) -> None:
+        super().settle(why)
+        if why is Why.GLANCE:
+            self._take_back()
+        elif why is Why.SWITCH_AWAY:
+            self._returns = False
+            self._give_momentum(0.0)
+        elif why is Why.SWITCH_TO:
+            self._give_momentum(self._spec.momentum)
+
+    def _take_back(self) -> None:
+        """A loop has trained nothing: show the centre as before."""
         if self._aside is not None:
             if not self._shows:
                 self._swap()
             self._shows = self._is_settled = True
         self._returns = False
 
-    def rest(self) -> None:
-        super().rest()
-        self._returns = False
-        self._give_momentum(0.0)
-
-    def rise(self) -> None:
-        super().rise()
-        self._give_momentum(self._choice.momentum)
-
-    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
+    def end_batch(self, batch: DoneBatch) -> None:
         if self._has_moved:
             self._return()
             self._shows, self._aside = False, None
-        super().end_batch(samples, stepped=stepped)
+        super().end_batch(batch)
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -123,7 +114,7 @@ class ElasticTraining(LocalTraining):
 
     def _exchange(self, batches: int, samples: int) -> None:
         self._in_round += batches
-        if self._in_round >= self._choice.period:
+        if self._in_round >= self._spec.period:
             self._end_round()
 
     def _end_round(self) -> None:
@@ -138,16 +129,16 @@ class ElasticTraining(LocalTraining):
             self._end_round()
         self._show()
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         self._heed_loading()
         self._return()  # late, if the forward pass of a compiled model has not told
         self._shows, self._aside = False, None  # a script that trains on what it was shown goes on from there
-        return super()._step(original, closure, **options)
+        return super().step(original, closure, **options)
 
     def _give_momentum(self, momentum: float) -> None:
         """EAMSGD: let the worker's plain SGD have Nesterov momentum while this is at work."""
         optimizer = self._optimizer
-        if self._choice.momentum and optimizer is not None:
+        if self._spec.momentum and optimizer is not None:
             for group in optimizer.param_groups:
                 if bool(group["momentum"]) != bool(momentum):
                     group["momentum"], group["nesterov"] = momentum, momentum > 0

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from hocket.comm import gpu
 from hocket.comm.communicator import Communicator
-from hocket.comm.layout import Layout
+from hocket.comm.exchange import Ticket
 from hocket.errors import StrategyError
-from hocket.strategies.blend import Places, look_up
+from hocket.strategies.averaging import Places, look_up
 from hocket.transport.gate import Description
 
 
@@ -21,9 +20,10 @@ class Fragment:
 
     Attributes:
         names: Of the parameters.
-        anchor: The same on all ranks; ``momentum`` likewise.
-        nbytes: How much of it each rank hands to an exchange.
-        batch: After which the last exchange began; -1 if there was none.
+        anchor: One tensor per parameter, the same on all ranks.
+        momentum: One tensor per parameter, the same on all ranks.
+        nbytes: How much each rank hands to an exchange.
+        batch: The batch after which the last exchange began; -1 if there was none.
         is_under_way: Whether an exchange has begun and was not taken over.
     """
 
@@ -36,10 +36,7 @@ class Fragment:
     ) -> None:
         self.names, self._parameters, self._places = list(names), list(parameters), places or []
         tensors = [*(parameter.detach() for parameter in parameters), *look_up(self._places)]
-        layout = Layout(tensors, limits=gpu.limits(communicator, tensors))
-        self._averager = gpu.make_split_averager(communicator, layout)
-        self._slots = {id(slots): layout.views(slots) for slots in self._averager.all_slots}
-        self._means = layout.views(self._averager.results)
+        self._exchange = communicator.exchange(communicator.lay_out(tensors), background=True)
         self._number = zlib.crc32(repr([(t.dtype, list(t.shape)) for t in tensors]).encode()) << 1
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
         self.anchor = [parameter.detach().clone() for parameter in parameters]
@@ -63,21 +60,16 @@ class Fragment:
             what: Is done, in words.
             waits: Whether there are no local steps until it is taken over.
         """
-        views, own = self._slots[id(self._averager.slots)], self._own()
-        count = len(own)
-        torch._foreach_copy_(views[:count], self.anchor)
-        torch._foreach_sub_(views[:count], own)
-        if self._places:
-            torch._foreach_copy_(views[count:], look_up(self._places))
-        if self._averager.scale != 1:
-            torch._foreach_mul_(views, self._averager.scale)
+        own = self._own()
+        self._exchange.put([*self.anchor, *look_up(self._places)])
+        torch._foreach_sub_(self._exchange.slot_views[: len(own)], own)
         self._start = None if waits else [tensor.clone() for tensor in own]
         self.batch, self.is_under_way = batch, True
-        self._averager.begin(self._number + 2 * batch, 0, what)
+        self._exchange.begin(Ticket(self._number + 2 * batch, 0, what))
 
     def progress(self) -> None:
         """Move on what is under way, without waiting."""
-        self._averager.progress()
+        self._exchange.progress()
 
     @torch.no_grad()
     def take_over(self, rate: float, momentum: float) -> None:
@@ -85,10 +77,11 @@ class Fragment:
 
         The outer step is that of ``torch.optim.SGD(nesterov=True)``, whose gradient is the average displacement.
         """
-        self._averager.finish()
+        self._exchange.finish()
         self.is_under_way = False
         own, (start, self._start) = self._own(), (self._start, None)
-        gradient = self._means[: len(own)]
+        means = self._exchange.result_views
+        gradient = means[: len(own)]
         if momentum:
             torch._foreach_mul_(self.momentum, momentum)
             torch._foreach_add_(self.momentum, gradient)
@@ -100,12 +93,12 @@ class Fragment:
             torch._foreach_sub_(own, start)
             torch._foreach_add_(own, self.anchor)
         if self._places:
-            torch._foreach_copy_(look_up(self._places), self._means[len(own) :])
+            torch._foreach_copy_(look_up(self._places), means[len(own) :])
 
     def drop(self) -> None:
         """Wait for what is under way, and leave it."""
         if self.is_under_way:
-            self._averager.finish()
+            self._exchange.finish()
             self.is_under_way, self._start = False, None
 
     def _own(self) -> list[torch.Tensor]:

@@ -8,14 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from hocket.comm.communicator import Communicator
 from hocket.errors import UsageError
-from hocket.strategies.choices import FullBatch
-from hocket.strategies.collector import passes
-from hocket.strategies.members import Members
+from hocket.specs import FullBatch
+from hocket.strategies.base import Context
 from hocket.strategies.mirrored import MirroredTraining
 from hocket.updates.update import Step
 
@@ -27,19 +23,9 @@ class FullBatchTraining(MirroredTraining):
     decide alike, and call the closure equally often.
     """
 
-    serves_any_optimizer = False  # nothing is exchanged before ``step()``
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: FullBatch,
-        on_nan: str,
-    ) -> None:
-        super().__init__(communicator, model, optimizer, members, on_nan)
-        self._adds = choice.reduction == "sum"
+    def __init__(self, context: Context, spec: FullBatch) -> None:
+        super().__init__(context, spec)
+        self._adds = spec.reduction == "sum"
         self.collector.held = 1  # for good: ``_exchange_sum`` is the only end
         self._weigh = self.collector.weigh
         self._forget = self.collector.forget
@@ -54,15 +40,15 @@ class FullBatchTraining(MirroredTraining):
         self._seen: set[_Count] = set()  # of the batches since the last exchange
         self._used: set[_Count] = set()  # of those of them that a backward pass came after
 
-    def begin_batch(self, samples: int, mean: float | None = None) -> None:
-        super().begin_batch(samples, mean)
+    def begin_batch(self, everywhere: int, mean: float | None = None) -> None:
+        super().begin_batch(everywhere, mean)
         self._look_back()
-        if passes() == self._passes and self._parts and samples:
+        if self.collector.backward.count == self._passes and self._parts and everywhere:
             self._parts.pop()  # another loader's part of the same batch, as with zip()
-        self._first = self._first if self._parts else samples
-        self._passes, self._part = passes(), None
-        if samples:
-            self._part = samples / (mean or self._first)
+        self._first = self._first if self._parts else everywhere
+        self._passes, self._part = self.collector.backward.count, None
+        if everywhere:
+            self._part = everywhere / (mean or self._first)
             self._parts.append(self._part)
         self._weigh(self._now())
         self._count = (self._part, self.collector.weight)
@@ -71,7 +57,7 @@ class FullBatchTraining(MirroredTraining):
     def _begin_anew(self) -> None:
         """What was added up has been exchanged, or thrown away; but there may be more of the batch at work."""
         self._forget()
-        self._passes, self._seen, self._used = passes(), set(), set()
+        self._passes, self._seen, self._used = self.collector.backward.count, set(), set()
         self._parts = [self._part] if self._part is not None else []
 
     def _take_weight(self, weight: float) -> None:
@@ -84,10 +70,10 @@ class FullBatchTraining(MirroredTraining):
 
     def _look_back(self) -> None:
         """Note whether there was a backward pass since the last batch came."""
-        if passes() > self._passes:
+        if self.collector.backward.count > self._passes:
             self._used.add(self._count)
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         optimizer = self._optimizer
         assert optimizer is not None
         self._members.check_groups(optimizer)

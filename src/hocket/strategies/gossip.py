@@ -1,14 +1,13 @@
 """``gossip``: every worker takes steps of its own, and mixes its parameters with those of neighbours only.
 
-Parameters travel from worker to worker. The job's one server holds none: it deals out the batches, knows who is alive,
-and is where all meet at the end of a training loop.
+Parameters travel from worker to worker. The job's coordinator deals out the batches, knows who is alive, and is where
+all meet at the end of a training loop.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +15,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from hocket.comm.communicator import Communicator
 from hocket.comm.graphs import Graph
 from hocket.comm.layout import Layout
 from hocket.comm.pairs import squares
-from hocket.comm.peers import Peers
 from hocket.comm.rounds import Flats
 from hocket.comm.snapshots import Snapshots
 from hocket.comm.spectrum import gap
-from hocket.errors import StrategyError
-from hocket.server.client import Client
-from hocket.strategies.blend import average_once
-from hocket.strategies.choices import Gossip
+from hocket.specs import Gossip
+from hocket.strategies.averaging import average_once
+from hocket.strategies.base import Context, Why
 from hocket.strategies.local import LocalTraining
-from hocket.strategies.members import Members
 from hocket.updates.update import Step
 
 CONSENSUS = "distance from consensus"
@@ -52,29 +45,18 @@ class GossipTraining(LocalTraining):
         mass: What this worker counts in a mean over all; other than 1 in push-sum only.
     """
 
-    survives_loss = True
-    is_uneven = True  # batches come from a queue, and workers may be lost
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        client: Client,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: Gossip,
-        on_nan: str,
-    ) -> None:
-        if client.config is None:
-            raise StrategyError("gossip needs connections between workers, which simulated ones do not have")
-        super().__init__(communicator, model, optimizer, members, on_nan)
-        self._client, self._choice, self._timeout = client, choice, client.config.timeout
-        self._graph = Graph(choice.topology, choice.seed)
-        self._parameters = [parameter.detach() for parameter in members.parameters]
+    def __init__(self, context: Context, spec: Gossip) -> None:
+        client = context.client
+        assert client is not None
+        super().__init__(context, spec)
+        self._client, self._spec, self._timeout = client, spec, client.link.timeout
+        self._peers = client.make_peers()
+        self._graph = Graph(spec.topology, spec.seed)
+        self._parameters = [parameter.detach() for parameter in context.members.parameters]
         layout = Layout(self._parameters)
         self.flats: Flats = layout.allocate_here()
         self._views = layout.on_cpu().views(self.flats)
-        self.lock = threading.RLock()
+        self.lock = self._peers.condition()
         self.rounds, self._in_round, self.mass = 0, 0, 1.0
         self._pass, self.distance = 0, 0.0
         self._is_merging = False
@@ -83,7 +65,6 @@ class GossipTraining(LocalTraining):
         self._next_measure = 0.0
         self._has_changed = False  # the graph
         GossipTraining._publish(self)
-        self._peers = Peers(client.config, client.secret)
         self._snapshots = Snapshots(self._peers, self._snapshot)
         self._prepare()
         self._peers.on_loss.append(lambda _: self._note_loss())
@@ -99,29 +80,31 @@ class GossipTraining(LocalTraining):
         self._in_round, self.rounds = state.get("in round", 0), state.get("rounds", 0)
         self._begin()
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_loop(self, epoch: int) -> None:
         if self._is_settled:
             self._begin()  # with what the script has loaded since, perhaps
 
-    def settle(self) -> None:
+    def settle(self, why: Why) -> None:
+        super().settle(why)
+        if why is Why.IDLE:
+            self._withdraw(
+                for_good=not self._is_settled
+            )  # before the first batch, the loop may turn out to be a glance
+        elif why is Why.REJOIN:
+            self._begin()
+        elif why is Why.REFRESH and self._is_merging:
+            self._take_mean()
+
+    def _settle(self) -> None:
         """Whoever is alive comes, whether it had a batch or not."""
-        self._count()
         begin = time.perf_counter()
         self._withdraw(for_good=True)
         self._make_equal()
         self._note_settled()
         self._note_exchange(begin)
 
-    def idle(self) -> None:
-        self._withdraw(for_good=not self._is_settled)  # before its first batch, the loop may turn out to be a glance
-
-    def rejoin(self) -> None:
-        self._begin()
-
-    def refresh(self) -> None:
+    def _take_mean(self) -> None:
         """In a checkpoint, take the mean of what all workers have: their threads answer, and nobody waits."""
-        if not self._is_merging:
-            return
         found = [(self.mass, self._own()), *((head["mass"], flats) for head, flats in self._ask())]
         total = math.fsum(mass for mass, _ in found)
         for i, flat in enumerate(found[0][1]):
@@ -131,7 +114,7 @@ class GossipTraining(LocalTraining):
 
     @contextmanager
     def merged(self) -> Iterator[None]:
-        """The means of parameters and buffers, as ``refresh`` finds them; the optimizer's state is this worker's."""
+        """The means of parameters and buffers, as ``Why.REFRESH`` finds them, and this worker's optimizer state."""
         self._catch_up()
         tensors = [tensor.detach() for tensor in self._tensors()]
         own = [tensor.clone() for tensor in tensors]
@@ -176,7 +159,7 @@ class GossipTraining(LocalTraining):
 
     def _exchange(self, batches: int, samples: int) -> None:
         self._in_round += batches
-        if self._in_round >= self._choice.period:
+        if self._in_round >= self._spec.period:
             self._in_round = 0
             self.rounds += 1
             if self._has_changed:  # workers that finish are gone, too, but after the last round
@@ -192,7 +175,7 @@ class GossipTraining(LocalTraining):
         """The mean over all workers; how far this one was from it is measured on the way."""
         self._collapse()
         before = [parameter.clone() for parameter in self._parameters]
-        average_once(self._communicator, self._tensors(), self.mass if self._choice.push_sum else None)
+        average_once(self._communicator, self._tensors(), self.mass if self._spec.push_sum else None)
         self.mass, self._in_round = 1.0, 0
         apart = squares([b - p for b, p in zip(before, self._parameters, strict=True)])
         length = squares(self._parameters)
@@ -209,8 +192,8 @@ class GossipTraining(LocalTraining):
         self.distance = self._measures[CONSENSUS] = math.sqrt(apart / length) if length else 0.0
         self._begin()
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        result = super()._step(original, closure, **options)
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        result = super().step(original, closure, **options)
         self._client.turn.batches = []  # they are done, and not for others
         return result
 
@@ -232,7 +215,7 @@ class GossipTraining(LocalTraining):
 
     def _measure(self, square: Callable[[], float]) -> None:
         """About once a second: half the mean square of the distance from neighbours, which is that from the mean."""
-        now = time.monotonic()
+        now = self._peers.now()
         if now >= self._next_measure:
             self._next_measure = now + _EVERY
             length = squares(self.flats)
@@ -242,8 +225,8 @@ class GossipTraining(LocalTraining):
         """What is to be said of the graph, when it begins and when it has changed."""
         self._has_changed = False
         count = len(self._peers.live)
-        found = gap(self._graph, count, push_sum=self._choice.push_sum)
-        self._facts = {"gossip": f"{_NAMES[self._choice.topology]} of {count}", "spectral gap": round(found, 4)}
+        found = gap(self._graph, count, push_sum=self._spec.push_sum)
+        self._facts = {"gossip": f"{_NAMES[self._spec.topology]} of {count}", "spectral gap": round(found, 4)}
 
     def _note_loss(self) -> None:
         self._has_changed = True

@@ -20,14 +20,14 @@ class PairedTraining(GossipTraining):
 
     def _prepare(self) -> None:
         self._pairs = Pairs(self._peers, self.flats, self.lock)
-        self._random = random.Random(f"{self._choice.seed} {self._client.rank}")
+        self._random = random.Random(f"{self._spec.seed} {self._client.rank}")
         self._copies = [view.clone() for view in self._views]  # with which the batch at work began
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_loop(self, epoch: int) -> None:
         if self._pairs.is_open:
             self._publish()  # others may have changed the vector: it must not be replaced
         else:
-            super().begin_epoch(epoch)
+            super().begin_loop(epoch)
             self._pairs.open(self._pass)
 
     @torch.no_grad()
@@ -56,7 +56,7 @@ class PairedTraining(GossipTraining):
             square, self._pairs.distance = self._pairs.distance, None
             self._measure(lambda: square)
         others = list(self._graph.neighbours(self._peers.live, self._client.rank, 0))
-        if self._choice.topology == "pairs":
+        if self._spec.topology == "pairs":
             others = [rank for rank in self._peers.live if rank != self._client.rank]
         if others and self._pairs.average(self._random.choice(others)):
             self.sent += sum(flat.nbytes for flat in self.flats)

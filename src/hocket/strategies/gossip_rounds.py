@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import torch
 
 from hocket.comm.pairs import squares
 from hocket.comm.rounds import Arrival, Rounds
+from hocket.specs import Gossip
+from hocket.strategies.base import Context, Why
 from hocket.strategies.gossip import GossipTraining, combine
 
 _PASS = 1 << 24  # rounds of different passes have numbers of their own
@@ -18,7 +19,7 @@ class _InStep(GossipTraining):
     """Rounds for which neighbours wait."""
 
     def _prepare(self) -> None:
-        self._rounds = Rounds(self._peers, self.flats, self._timeout, pushes=self._choice.push_sum)
+        self._rounds = Rounds(self._peers, self.flats, self._timeout, pushes=self._spec.push_sum)
 
     def _begin(self) -> None:
         self._rounds.begin_pass(self._pass)
@@ -41,17 +42,23 @@ class MixedTraining(_InStep):
     al. 2017): x(k+1) = W x(k) − η g(x(k)); what is mixed travels while the gradient is computed.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, context: Context, spec: Gossip) -> None:
+        super().__init__(context, spec)
         self._weights: dict[int, float] = {}
         self._is_begun = False  # an exchange travels beside a batch
-        self._overlaps = self._choice.order == "adapt_while_combine"
+        self._in_loop = False
+        self._overlaps = self._spec.order == "adapt_while_combine"
         if self._overlaps:
             self._hooks.before_forward = self._begin_beside
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_loop(self, epoch: int) -> None:
+        self._in_loop = True
         if not self._is_begun:  # else a glance has begun the first exchange, and the loop goes on with that
-            super().begin_epoch(epoch)
+            super().begin_loop(epoch)
+
+    def settle(self, why: Why) -> None:
+        self._in_loop &= why not in (Why.END, Why.GLANCE)
+        super().settle(why)
 
     def _begin(self) -> None:
         self._is_begun = False
@@ -68,7 +75,7 @@ class MixedTraining(_InStep):
 
         Outside of training loops it is not known what a forward pass is for.
         """
-        is_last = self._in_round == self._choice.period - 1 and not self.counts_steps
+        is_last = self._in_round == self._spec.period - 1 and self._in_loop
         if is_last and not self._is_begun and torch.is_grad_enabled() and not self.collector.rests:
             self._publish()
             self._start()

@@ -9,21 +9,20 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS
 
 from hocket import spans
+from hocket.capture.members import Members
 from hocket.comm.communicator import Communicator
-from hocket.errors import StrategyError
+from hocket.comm.layout import Layout
+from hocket.errors import SharedCopyError, StrategyError
 from hocket.server.client import Client
-from hocket.strategies.choices import Hogwild
+from hocket.specs import Hogwild
+from hocket.strategies.base import Context, Why
 from hocket.strategies.local import LocalTraining
-from hocket.strategies.members import Members
-from hocket.strategies.shared_model import SharedModel
 from hocket.transport import futex
-from hocket.transport.area import LINE
+from hocket.transport.area import LINE, aligned
 from hocket.transport.lock import SharedLock
-from hocket.transport.rota import Rota
 from hocket.updates.update import Step
 
 
@@ -34,76 +33,44 @@ class HogwildTraining(LocalTraining):
     so that with sparse gradients only the rows that a batch touches are read and written.
     """
 
-    survives_loss = True
-    leases = True
-    is_uneven = True
-
-    def __init__(
-        self,
-        client: Client,
-        communicator: Communicator,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: Hogwild,
-        on_nan: str,
-    ) -> None:
-        if (choice.locked or choice.round_robin) and not futex.supported():
-            raise StrategyError("hogwild(locked=…) and hogwild(round_robin=…) need x86-64 Linux: use plain hogwild")
-        super().__init__(communicator, model, optimizer, members, on_nan)
-        self._client = client
-        self._shared = SharedModel(client, communicator, members, max(LINE, Rota.nbytes(client.workers)))
+    def __init__(self, context: Context, spec: Hogwild) -> None:
+        if spec.locked and not futex.supported():
+            raise StrategyError("hogwild(locked=True) needs x86-64 Linux: use plain hogwild")
+        if isinstance(context.optimizer, LBFGS):
+            raise StrategyError(
+                "strategy 'hogwild' changes parameters while others use them, and LBFGS searches along a line from "
+                "where it is: use --strategy full_batch"
+            )
+        super().__init__(context, spec)
+        assert context.client is not None
+        self._client = client = context.client
+        self._shared = SharedModel(client, context.communicator, context.members)
         self._guard: AbstractContextManager[Any] = contextlib.nullcontext()
-        self._turns: _Turns | None = None
-        timeout = client.first.timeout
-        if choice.locked:
-            self._guard = SharedLock(self._shared.area, 0, client.rank, timeout)
-        elif choice.round_robin:
-            rota = Rota(self._shared.area, 0, client.rank, client.workers, timeout)
-            self._guard = self._turns = _Turns(self._shared, rota, range(client.workers))
+        if spec.locked:
+            self._guard = SharedLock(self._shared.area, 0, client.rank, client.link.timeout)
         else:
             self._shared.area.close_descriptor()
         self._shared.fill()
-        self._shared.show(self._shared.homes)
-        if self._turns is not None:
-            self._turns.refresh()
-        self._hooks.watch_loading(model, self._before_load, self._after_load)
-
-    @property
-    def holds(self) -> bool:
-        return self.collector.passes > 0  # in hocket.accumulate()
+        self._shared.show()
+        self._hooks.watch_loading(context.model, self._before_load, self._after_load)
 
     @contextmanager
     def merged(self) -> Iterator[None]:
         """The shared parameters as they are now, and this worker's optimizer state; not collective."""
-        if self._turns is not None:
-            with self._turns.shown():
-                yield
-        else:
-            with self._guard:  # so that nobody writes meanwhile, if there is a lock
-                yield
+        with self._guard:  # so that nobody writes meanwhile, if there is a lock
+            yield
 
-    def rest(self) -> None:
-        raise StrategyError("strategy 'hogwild' cannot be changed for another one during a run")
+    def settle(self, why: Why) -> None:
+        if why is Why.SWITCH_AWAY:
+            raise StrategyError("strategy 'hogwild' cannot be changed for another one during a run")
+        super().settle(why)
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Wait until nobody trains any more; collective."""
-        self._count()
         begin = time.perf_counter()
-        found = self._client.gather("the end of a training loop", b"")
-        if self._turns is not None:
-            self._turns.begin(sorted(found))
-            self._client.gather("the end of a training loop, with turns", b"")
+        self._client.gather("the end of a training loop", b"")
         self._note_settled()
         self._note_exchange(begin)
-
-    def flush(self) -> None:
-        if self._turns is not None:
-            self._turns.leave()
-
-    def rejoin(self) -> None:
-        if self._turns is not None:
-            self._turns.begin(self._client.live())
 
     def _exchange(self, batches: int, samples: int) -> None:
         """There is nothing to exchange."""
@@ -115,7 +82,7 @@ class HogwildTraining(LocalTraining):
     def _make_equal(self) -> None:
         """There is only one."""
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         self._shared.check()
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -126,60 +93,89 @@ class HogwildTraining(LocalTraining):
                 spans.add(spans.WAIT, "wait for the lock", begin, end)
                 return original(*args, **kwargs)
 
-        result = super()._step(guarded, closure, **options)
+        result = super().step(guarded, closure, **options)
         self._client.turn.batches = []  # they are done, and not for others
         return result
 
     def _before_load(self) -> None:
         # Another worker may still train.
         self._client.gather("load_state_dict() of a hogwild model, which every rank must call", b"")
-        if self._turns is not None and self._client.is_first():
-            self._shared.show(self._shared.homes)  # its own copy is older than those, where nothing is loaded
 
     def _after_load(self) -> None:
         self._client.gather("load_state_dict() of a hogwild model, when it is done", b"")
-        if self._turns is not None:
-            self._turns.refresh()
 
 
-class _Turns:
-    """Updates in turns: a gradient is computed from a copy of the parameters that this worker takes in its turn.
+class SharedModel:
+    """The one copy of the parameters of ``members`` that all processes of a host update, with rank 0's values.
 
-    Langford, Smola and Zinkevich (2009): with P workers every gradient is P - 1 updates late.
+    Attributes:
+        area: The memory, which the job's coordinator keeps; its first line is for a lock.
+        homes: Where each parameter is in it, with a storage of its own each.
     """
 
-    def __init__(self, shared: SharedModel, rota: Rota, ranks: range) -> None:
-        self._shared, self._rota = shared, rota
-        self._own = [torch.empty_like(home) for home in shared.homes]
-        rota.begin(ranks)
+    def __init__(self, client: Client, communicator: Communicator, members: Members) -> None:
+        _check(client, communicator, members)
+        self._client, self._members = client, members
+        layout = Layout(members.parameters)
+        offsets, nbytes = [], LINE
+        for bucket in layout.buckets:
+            offsets.append(nbytes)
+            nbytes += aligned(bucket.nbytes)
+        self.area = client.share(nbytes)
+        self.homes = []
+        for place in layout.places:
+            dtype = layout.buckets[place.bucket].dtype
+            flat = self.area.tensor(offsets[place.bucket] + place.start * dtype.itemsize, place.count, dtype)
+            self.homes.append(flat.as_strided(place.shape, place.stride))
 
-    def begin(self, ranks: list[int]) -> None:
-        """With the parameters as they are; see ``Rota.begin``."""
-        self.refresh()
-        self._rota.begin(ranks)
+    def fill(self) -> None:
+        """Let the shared parameters be those of rank 0 (or the first that is left); collective."""
+        writer: int | None = None
+        found: list[int] = [0]
+        while writer not in found:  # it may have died before it was done
+            writer = min(found)
+            if self._client.rank == writer:
+                self.write()
+            found = list(self._client.gather("hocket.distribute()", b""))
 
-    def refresh(self) -> None:
-        """Take a copy of the shared parameters."""
-        torch._foreach_copy_(self._own, self._shared.homes)
-        self._shared.show(self._own)
+    @torch.no_grad()
+    def write(self) -> None:
+        """This worker's parameters become the shared ones."""
+        for home, parameter in zip(self.homes, self._members.parameters, strict=True):
+            if home.data_ptr() != parameter.data_ptr():
+                home.copy_(parameter)
 
-    def leave(self) -> None:
-        """Nobody is to wait for this worker."""
-        self._rota.leave()
+    def show(self) -> None:
+        """Let the model's parameters be the shared ones."""
+        for home, parameter in zip(self.homes, self._members.parameters, strict=True):
+            parameter.data = home
+        self._pointers = [parameter.data_ptr() for parameter in self._members.parameters]
 
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Within, the model's parameters are the shared ones."""
-        self._shared.show(self._shared.homes)
-        try:
-            yield
-        finally:
-            self._shared.show(self._own)
+    def check(self) -> None:
+        """Raise if a parameter is no longer where it was shown; looks at no values."""
+        if list(map(torch.Tensor.data_ptr, self._members.parameters)) != self._pointers:
+            members = zip(self._members.names, self._members.parameters, self._pointers, strict=True)
+            name = next(name for name, parameter, pointer in members if parameter.data_ptr() != pointer)
+            raise SharedCopyError(
+                f"parameter {name!r} has left the copy that strategy 'hogwild' shares: do not call model.to(…), "
+                "share_memory() or load_state_dict(assign=True), nor set p.data, after hocket.distribute()"
+            )
 
-    def __enter__(self) -> None:
-        self._rota.wait()
-        self._shared.show(self._shared.homes)
 
-    def __exit__(self, *_: object) -> None:
-        self.refresh()
-        self._rota.pass_on()
+def _check(client: Client, communicator: Communicator, members: Members) -> None:
+    hosts = len(communicator.topology.hosts)
+    if hosts > 1:
+        raise StrategyError(
+            f"strategy 'hogwild' shares memory, and the workers are on {hosts} hosts: have all of them on one, or use "
+            "--servers 1 --strategy asynchronous"
+        )
+    if not client.link.is_local:
+        raise StrategyError(
+            "strategy 'hogwild' needs shared memory, and this job uses TCP: leave out --transport gloo, or use "
+            "--servers 1 --strategy asynchronous"
+        )
+    if any(parameter.device.type != "cpu" for parameter in members.parameters):
+        raise StrategyError(
+            "strategy 'hogwild' shares memory of the CPU, and this model is on a GPU: use --strategy mirrored, or "
+            "--servers 1 --strategy asynchronous"
+        )

@@ -10,18 +10,16 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from hocket import spans
-from hocket.comm.communicator import Communicator
-from hocket.strategies.base import SUPPORTS_SCALING, Strategy, without_scaler, wrap
-from hocket.strategies.blend import average_once, copy_to, floating_buffers, look_up
-from hocket.strategies.collector import Collector
-from hocket.strategies.exchange import Judgement, check_exchanged
-from hocket.strategies.members import Members
-from hocket.strategies.model_hooks import ModelHooks
+from hocket.specs import Spec
+from hocket.strategies.averaged_gradients import check_exchanged
+from hocket.strategies.averaging import average_once, copy_to, floating_buffers, look_up
+from hocket.strategies.base import Context, DoneBatch, Strategy, Why
+from hocket.strategies.nan_policy import NanPolicy
 from hocket.strategies.optimizer_state import CommonState, merged_state
+from hocket.strategies.optimizer_step import SUPPORTS_SCALING, without_scaler
 from hocket.updates.update import Step
 
 _SHORTEST = 50e-6  # seconds; in most batches there is nothing to exchange, and that is not worth a span
@@ -36,32 +34,24 @@ class LocalTraining(Strategy):
         batches: How many there have been.
     """
 
-    skips_alone = True
-
-    def __init__(
-        self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
-    ) -> None:
+    def __init__(self, context: Context, spec: Spec) -> None:
+        super().__init__(context, spec)
+        communicator, optimizer, members = context.communicator, context.optimizer, context.members
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
-        self._places = floating_buffers(model)
+        self._places = floating_buffers(context.model)
         self.steps = self.batches = 0
         self._is_settled, self._has_moved = True, False  # since the last exchange
         self._unsettled = 0  # batches since then
         self._unstepped: list[int] = []  # samples of the batches since the last step
         self._gaps: deque[int] = deque(maxlen=3)  # batches that the last steps were for
         self._since_step = 0
-        self._judgement = Judgement(members.names, on_nan)
-        self.collector = Collector(
-            members.names, members.parameters, None, None, self._end_pass, check_finite=on_nan != "ignore"
-        )
-        self._hooks = ModelHooks(model, self.collector)
-        self.collector.on_step = self.end_batch  # where no training loop is seen, steps stand for batches
+        self._nan_policy = NanPolicy(members.names, context.on_nan)
+        self._hooks = self.capture_in_place()
         self._scaling = getattr(optimizer, SUPPORTS_SCALING, False)
-        if optimizer is not None:
-            wrap(optimizer, self._step, self.collector)
 
     @property
     def skipped(self) -> int:
-        return self._judgement.skipped
+        return self._nan_policy.skipped
 
     def state(self) -> dict[str, Any]:
         return {"steps": self.steps, "batches": self.batches}
@@ -73,21 +63,29 @@ class LocalTraining(Strategy):
         self._note_settled()
         self._has_moved = False
 
-    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
+    def end_batch(self, batch: DoneBatch) -> None:
         self.batches += 1
         self._unsettled += 1
         self._is_settled = self._has_moved = False
-        self._unstepped.append(samples)
+        self._unstepped.append(batch.samples)
         self._since_step += 1
-        if stepped:
+        if batch.stepped:
             self._gaps.append(self._since_step)
             self._since_step = 0
         elif len(self._unstepped) < min(self._gaps, default=1):
             return  # gradients are accumulated; else a step was left out here, and others may wait in theirs
         self._count()
 
-    def settle(self) -> None:
-        self._count()
+    def settle(self, why: Why) -> None:
+        if why.makes_equal:
+            self._count()
+            self._settle()
+        super().settle(why)
+        if why is Why.SWITCH_AWAY:
+            CommonState(self._communicator, self._optimizer).make_equal()
+
+    def _settle(self) -> None:
+        """Let every worker have the model that the strategy stands for; collective."""
         if not self._is_settled:
             begin = time.perf_counter()
             self._make_equal()
@@ -126,10 +124,6 @@ class LocalTraining(Strategy):
         finally:
             copy_to(tensors, own)
 
-    def rest(self) -> None:
-        super().rest()
-        CommonState(self._communicator, self._optimizer).make_equal()
-
     def _note_exchange(self, begin: float) -> None:
         end = time.perf_counter()
         self.exchanging += end - begin
@@ -152,15 +146,15 @@ class LocalTraining(Strategy):
         """What is averaged: parameters, and floating-point buffers."""
         return [*self._members.parameters, *self._buffers]
 
-    def _end_pass(self) -> None:
+    def captured(self) -> None:
         """A backward pass is over."""
         self._has_moved = True
         self._take_every_step(True)
         self._members.check_homes()
         nonfinite = self.collector.nonfinite
-        self._judgement.record({} if nonfinite is None else {self._communicator.rank: nonfinite})
+        self._nan_policy.record({} if nonfinite is None else {self._communicator.rank: nonfinite})
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         optimizer = self._optimizer
         assert optimizer is not None
         self._members.check_groups(optimizer)
@@ -205,4 +199,4 @@ class LocalTraining(Strategy):
 
     def _may_step(self, optimizer: Optimizer) -> bool:
         check_exchanged(self.collector)
-        return self._judgement.allows_step(optimizer)
+        return self._nan_policy.allows_step(optimizer)

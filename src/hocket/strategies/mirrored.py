@@ -5,43 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
-from torch.optim import Optimizer
-
-from hocket.comm import gpu
-from hocket.comm.communicator import Communicator
-from hocket.comm.layout import Layout
-from hocket.strategies.base import Strategy, wrap
-from hocket.strategies.exchange import CountedByExchange, GradientExchange, average_loss
-from hocket.strategies.members import Members
-from hocket.strategies.model_hooks import ModelHooks
+from hocket.capture.model_hooks import ModelHooks
+from hocket.specs import Spec
+from hocket.strategies.averaged_gradients import AveragedGradients, CountedByExchange, average_loss
+from hocket.strategies.base import Context, Strategy
 from hocket.updates.update import Step
 
 
 class MirroredTraining(CountedByExchange, Strategy):
     """The user's optimizer runs as it is, on gradients that are the same everywhere."""
 
-    serves_any_optimizer = True
-
-    def __init__(
-        self, communicator: Communicator, model: nn.Module, optimizer: Optimizer | None, members: Members, on_nan: str
-    ) -> None:
-        layout = Layout(members.parameters, limits=gpu.limits(communicator, members.parameters))
-        self._exchange = GradientExchange(communicator, members, layout, on_nan, optimizer, follows=True)
+    def __init__(self, context: Context, spec: Spec) -> None:
+        super().__init__(context, spec)
+        communicator, optimizer, members = context.communicator, context.optimizer, context.members
+        layout = communicator.lay_out(members.parameters)
+        self._exchange = AveragedGradients(communicator, members, layout, context.on_nan, optimizer, follows=True)
         self.collector = self._exchange.collector
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
-        ModelHooks(model, self.collector)
-        if optimizer is not None:
-            wrap(optimizer, self._step, self.collector)
+        ModelHooks(context.model, self.collector)
 
-    def note_step(self) -> None:
-        self._exchange.taken += 1
-
-    def replica(self) -> dict[str, torch.Tensor] | None:
-        return dict(zip(self._members.names, self._members.parameters, strict=True))
-
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         optimizer = self._optimizer
         assert optimizer is not None
         self._members.check_groups(optimizer)

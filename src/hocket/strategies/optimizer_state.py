@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.comm.communicator import Communicator
-from hocket.strategies.blend import average_once, copy_to
+from hocket.strategies.averaging import average_once, copy_to
 
 _PLAIN = (bool, int, float)
 

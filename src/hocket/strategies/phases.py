@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch.optim import Optimizer
-
-from hocket.comm.communicator import Communicator
-from hocket.strategies import choices
-from hocket.strategies.base import Strategy
-from hocket.strategies.choices import Switch
-from hocket.strategies.collector import Collector
-from hocket.strategies.noise import Gauge
+from hocket import specs
+from hocket.capture.collector import Collector
+from hocket.capture.noise import Gauge
+from hocket.specs import Switch
+from hocket.strategies.base import Context, DoneBatch, Strategy, Why
+from hocket.strategies.building import build
+from hocket.updates.update import Step
 
 
 class PhasedTraining(Strategy):
@@ -29,22 +28,18 @@ class PhasedTraining(Strategy):
         batches: How many there have been.
     """
 
-    def __init__(
-        self, communicator: Communicator, optimizer: Optimizer, strategies: Sequence[Strategy], choice: Switch
-    ) -> None:
-        self._communicator, self._optimizer, self._strategies = communicator, optimizer, strategies
-        self._choice = choice
-        self.skips_alone = any(strategy.skips_alone for strategy in strategies)
+    def __init__(self, context: Context, spec: Switch) -> None:
+        super().__init__(context, spec)
+        assert context.optimizer is not None
+        self._communicator, self._optimizer, self._spec = context.communicator, context.optimizer, spec
+        resting = dataclasses.replace(context, rests=True)
+        self._strategies = [build(resting, each) for each in spec.strategies]
         self.phase = self.batches = self._epoch = self._steps_before = 0
         self._rates = self._read_rates()
-        for strategy in strategies:
-            strategy.counts_steps = False  # they are counted here
-            strategy.collector.on_step = self.end_batch
         self._put_to_work(0)
-        self._now.rise()
 
     @property
-    def _now(self) -> Strategy:
+    def at_work(self) -> Strategy:
         return self._strategies[self.phase]
 
     @property
@@ -61,7 +56,7 @@ class PhasedTraining(Strategy):
 
     @exchanging.setter
     def exchanging(self, seconds: float) -> None:
-        self._now.exchanging += seconds - self.exchanging
+        self.at_work.exchanging += seconds - self.exchanging
 
     @property
     def sent(self) -> int:
@@ -69,15 +64,11 @@ class PhasedTraining(Strategy):
 
     @sent.setter
     def sent(self, nbytes: int) -> None:
-        self._now.sent += nbytes - self.sent
+        self.at_work.sent += nbytes - self.sent
 
     @property
     def skipped(self) -> int:
         return sum(strategy.skipped for strategy in self._strategies)
-
-    @property
-    def holds(self) -> bool:
-        return self._now.holds
 
     def state(self) -> dict[str, Any]:
         return {
@@ -85,84 +76,61 @@ class PhasedTraining(Strategy):
             "batches": self.batches,
             "phase": self.phase,
             "rates": self._rates,
-            "within": self._now.state(),
+            "within": self.at_work.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._put_to_work(min(state.get("phase", 0), len(self._strategies) - 1))
-        self._now.rise()
         within = state.get("within", state)
-        self._now.load_state(within)
+        self.at_work.load_state(within)
         self.steps, self.batches = state["steps"], state.get("batches", state["steps"])
         self._rates = state.get("rates", self._read_rates())
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_loop(self, epoch: int) -> None:
         self._epoch = epoch
         self._look(epoch)
-        self._now.begin_epoch(epoch)
+        self.at_work.begin_loop(epoch)
 
-    def end_batch(self, samples: int = 1, *, stepped: bool = True) -> None:
+    def begin_batch(self, everywhere: int, mean: float | None = None) -> None:
+        if everywhere:
+            self._look(self._epoch)  # a schedule may have lowered the rate since the last step
+        self.at_work.begin_batch(everywhere, mean)
+
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        return self.at_work.step(original, closure, **options)
+
+    def end_batch(self, batch: DoneBatch) -> None:
         self.batches += 1
-        self._now.end_batch(samples, stepped=stepped)
+        self.at_work.end_batch(batch)
         self._look(self._epoch)
 
-    def look(self) -> None:
-        self._look(self._epoch)  # a schedule may have lowered the rate
-
-    def settle(self) -> None:
-        self._now.counts_steps = self.counts_steps  # whether another loop goes on
-        self._now.settle()
-        self._now.counts_steps = False
-        if self.counts_steps:  # no loop goes on, so what comes is another epoch
-            self._look(self._epoch + 1)
+    def settle(self, why: Why) -> None:
+        self.at_work.settle(why)
+        if why is Why.END:
+            self._look(self._epoch + 1)  # what comes is another epoch
 
     @contextmanager
     def merged(self) -> Iterator[None]:
-        with self._now.merged():
+        with self.at_work.merged():
             yield
 
-    def rest(self) -> None:
-        self._now.rest()
-
-    def rise(self) -> None:
-        self._now.rise()
-
-    def flush(self) -> None:
-        self._now.flush()
-
-    def refresh(self) -> None:
-        self._now.refresh()
-
-    def glance(self) -> None:
-        self._now.glance()
+    @property
+    def holds(self) -> bool:
+        return self.at_work.holds
 
     @property
     def owes(self) -> str:
-        return self._now.owes
-
-    @property
-    def collectors(self) -> list[Collector]:
-        return [collector for strategy in self._strategies for collector in strategy.collectors]
+        return self.at_work.owes
 
     @property
     def gauges(self) -> list[Gauge]:
         return [gauge for strategy in self._strategies for gauge in strategy.gauges]
 
     def take_measures(self) -> dict[str, float]:
-        return self._now.take_measures()
+        return self.at_work.take_measures()
 
     def take_facts(self) -> dict[str, Any]:
         return {name: value for strategy in self._strategies for name, value in strategy.take_facts().items()}
-
-    def replica(self) -> dict[str, torch.Tensor] | None:
-        return self._now.replica()
-
-    @property
-    def serves_any_optimizer(self) -> bool:  # type: ignore[override]
-        return self._now.serves_any_optimizer
-
-    def note_step(self) -> None:
-        self._now.note_step()
 
     def _look(self, epoch: int) -> None:
         """Switch if it is time."""
@@ -170,7 +138,7 @@ class PhasedTraining(Strategy):
         fell = any(new < old for old, new in zip(self._rates, rates, strict=False))
         fell = fell and self.batches > 0  # a schedule that was built since begins with a rate of its own
         self._rates = rates
-        while self.phase < len(self._choice.at) and self._is_time(self._choice.at[self.phase], epoch, fell=fell):
+        while self.phase < len(self._spec.at) and self._is_time(self._spec.at[self.phase], epoch, fell=fell):
             fell = False
             self._switch()
 
@@ -179,20 +147,26 @@ class PhasedTraining(Strategy):
         return fell if kind == "decay" else (epoch if kind == "epoch" else self.batches) >= int(number)
 
     def _switch(self) -> None:
-        old = self._now
-        old.rest()
+        old = self.at_work
+        old.settle(Why.SWITCH_AWAY)
         self._put_to_work(self.phase + 1)
         hand_over(old.collector, self.collector)
-        self._now.rise()
         if self._communicator.rank == 0:
-            text = choices.write(self._choice.strategies[self.phase])
+            text = specs.write(self._spec.strategies[self.phase])
             print(f"hocket: after {self.batches} batches, on with {text}", file=sys.stderr, flush=True)
 
     def _put_to_work(self, phase: int) -> None:
+        """Only one strategy is told of gradients and steps; collective."""
+        before = self.at_work.collector
         self.phase = phase
+        self.collector = self.at_work.collector
         for strategy in self._strategies:
-            strategy.collector.rests = strategy is not self._now
-        self.collector = self._now.collector
+            strategy.collector.rests = strategy is not self.at_work
+        self.collector.on_step, self.collector.on_forward = before.on_step, before.on_forward
+        self.collector.backward = before.backward
+        if before is not self.collector:
+            before.on_step = before.on_forward = None
+        self.at_work.settle(Why.SWITCH_TO)
 
     def _read_rates(self) -> list[float]:
         return [float(group.get("lr", 0.0)) for group in self._optimizer.param_groups]

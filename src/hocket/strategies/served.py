@@ -7,23 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from hocket import spans
+from hocket.capture.collector import Collector
+from hocket.capture.members import Members
+from hocket.capture.model_hooks import ModelHooks
 from hocket.errors import SharedCopyError, StrategyError
 from hocket.server import rule
-from hocket.server.client import Client
 from hocket.server.copies import DenseCopy
 from hocket.server.placement import Placement, place
 from hocket.server.terms import Push, Terms
-from hocket.strategies import choices
-from hocket.strategies.base import Strategy, hooks_outside, wrap
-from hocket.strategies.choices import PS, Asynchronous, Downpour, Served, Softsync
-from hocket.strategies.collector import Collector
-from hocket.strategies.exchange import Judgement, check_exchanged
-from hocket.strategies.members import Members
-from hocket.strategies.model_hooks import ModelHooks
+from hocket.specs import Served
+from hocket.strategies.averaged_gradients import check_exchanged
+from hocket.strategies.base import Context, Strategy, Why
+from hocket.strategies.nan_policy import NanPolicy
+from hocket.strategies.optimizer_step import SUPPORTS_SCALING, hooks_outside
 from hocket.strategies.server_state import ServerState
 from hocket.strategies.sparse import SparseTables
 from hocket.updates.kinds import divides_by_elements
@@ -35,47 +34,28 @@ class ServedTraining(Strategy):
 
     After ``backward()``, ``p.grad`` is this worker's own gradient. What the script does to it (clipping) counts where
     each gradient is applied by itself. Where all are averaged it would not be what ``mirrored`` does, and raises.
-
-    Args:
-        client: To the servers.
-        model: Of this worker; changed in place.
-        optimizer: Describes the update rule; its state is on the servers, and ``state_dict()`` gets it from there.
-        members: The parameters.
-        choice: As the user wrote it.
-        terms: What it means for the servers.
-        scale: By which gradients are multiplied before they are pushed.
-        on_nan: What is done about gradients that are not finite.
     """
 
-    survives_loss = True
-
-    def __init__(
-        self,
-        client: Client,
-        model: nn.Module,
-        optimizer: Optimizer,
-        members: Members,
-        choice: Served,
-        terms: Terms,
-        scale: float,
-        on_nan: str,
-    ) -> None:
+    def __init__(self, context: Context, spec: Served) -> None:
+        super().__init__(context, spec)
+        client, optimizer, members = context.client, context.optimizer, context.members
+        assert client is not None
+        assert optimizer is not None
+        model, on_nan, terms = context.model, context.on_nan, terms_of(spec)
         if members.foreign:
             raise StrategyError("servers cannot share parameters that two optimizers train: give each to one optimizer")
-        self._client, self._optimizer, self._terms, self._scale = client, optimizer, terms, scale
+        self._client, self._optimizer, self._terms = client, optimizer, terms
+        self._scale = spec.scale_for(client.workers)
         self._clips = terms.clip if not terms.is_collected else None  # of each gradient by itself
         self.steps = 0
         self.late = 0
-        self.in_step = terms.staleness == 0 and terms.groups == 1
-        self.is_uneven = not self.in_step
-        self._name = choices.write(choice).partition("(")[0]
-        self._is_sealed = self.in_step and client.workers > 1
+        self._is_sealed = spec.in_step and client.workers > 1
         self._shown: list[tuple[torch.Tensor, int]] = []  # gradients as the script has got them, and their versions
         rates = self._rule(optimizer)
         self._sparse = SparseTables(client, model, members, terms, rates)
         self._members = dense = members.without(self._sparse.parameters)
         self._nbytes = sum(parameter.nbytes for parameter in dense.parameters)  # buffers have padding between them
-        self.placement = self._place(dense, optimizer, choice, len(client.links))
+        self.placement = self._place(dense, optimizer, spec.placement, len(client.links))
         self._copy = DenseCopy(client, self.placement, terms, rates)
         client.paced += [self._copy.number, *self._sparse.numbers]
         layout = self.placement.layout
@@ -85,27 +65,22 @@ class ServedTraining(Strategy):
         self._views = layout.views(self._gradients)
         self._start(layout.views(self._parameters))
         self._state = ServerState(optimizer, dense, self._copy, self._sparse, is_writer=client.rank == 0)
-        self._judgement = Judgement(dense.names, on_nan)
+        self._nan_policy = NanPolicy(dense.names, on_nan)
         self.collector = Collector(
-            dense.names, dense.parameters, layout, self._gradients, self._end_pass, check_finite=on_nan != "ignore"
+            dense.names, dense.parameters, layout, self._gradients, self.captured, check_finite=on_nan != "ignore"
         )
         self.collector.beside = self._sparse.parameters
         hooks = ModelHooks(model, self.collector)
         hooks.watch_loading(model, lambda: None, self._loaded, self._send_loaded)
-        wrap(optimizer, self._step, self.collector)
         if self._is_sealed:  # GradScaler then leaves gradients as they are, and has all workers take every step
-            vars(optimizer)["_step_supports_amp_scaling"] = True
+            vars(optimizer)[SUPPORTS_SCALING] = True
         self._told: list[dict[str, Any]] | None = None
         self._is_loaded, self._is_settled = False, True
         self._nonfinite: int | None = None
 
     @property
     def skipped(self) -> int:
-        return self._judgement.skipped
-
-    @property
-    def holds(self) -> bool:
-        return self.collector.passes > 0  # in hocket.accumulate()
+        return self._nan_policy.skipped
 
     def describe_placement(self) -> list[str]:
         """Which parameters are on which server, and by what gradients are multiplied, in lines for a reader."""
@@ -114,32 +89,44 @@ class ServedTraining(Strategy):
             lines.append(f"hocket:   every gradient is applied by itself, times {self._scale:g} (scale=)")
         return lines
 
-    def refresh(self) -> None:
+    def settle(self, why: Why) -> None:
+        if why.makes_equal:
+            self._settle()
+        elif why in (Why.LAST_BATCH, Why.IDLE):
+            self._flush()
+        elif why is Why.REFRESH:
+            self._refresh()
+        super().settle(why)
+
+    def _flush(self) -> None:
+        """Push what was kept for a later push."""
+
+    def _refresh(self) -> None:
         """Have the parameters as they are on the servers now; with what the script has loaded, if it has."""
         self._send_loaded()
         self._copy.pull()
         self._take_over()
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Take the parameters of the servers when nobody pushes any more, and let nobody push before all have them."""
-        self.flush()
+        self._flush()
         self._client.gather("the end of training, with all gradients", b"")
-        self.refresh()
+        self._refresh()
         self._client.gather("the end of training, with the parameters", b"")
         self._is_settled = True
 
     @property
     def owes(self) -> str:
-        return "" if self._is_settled or not self.is_uneven else "others may still train it"
+        return "" if self._is_settled or not self.spec.is_uneven else "others may still train it"
 
     def _rule(self, optimizer: Optimizer) -> dict[str, Any]:
         return rule.describe(optimizer)
 
-    def _place(self, dense: Members, optimizer: Optimizer, choice: Served, servers: int) -> Placement:
+    def _place(self, dense: Members, optimizer: Optimizer, way: str, servers: int) -> Placement:
         whole = bool(dense.parameters) and not self._divides(optimizer)
         made = {id(p): number for number, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
         turns = [made.get(id(parameter), len(made)) for parameter in dense.parameters]
-        return place(dense.parameters, dense.groups, servers, choice.placement, whole=whole, turns=turns)
+        return place(dense.parameters, dense.groups, servers, way, whole=whole, turns=turns)
 
     def _divides(self, optimizer: Optimizer) -> bool:
         return divides_by_elements(optimizer, "ps")
@@ -164,7 +151,7 @@ class ServedTraining(Strategy):
                 target.copy_(source)
         self._copy.assign()
 
-    def _end_pass(self) -> None:
+    def captured(self) -> None:
         """A backward pass is over: gradients are in their slots."""
         self._members.check_homes()
         self._nonfinite = self.collector.nonfinite
@@ -187,12 +174,12 @@ class ServedTraining(Strategy):
         replaced = any(p.grad is not None and id(p.grad) not in own for p in parameters)
         if replaced or any(gradient._version != version for gradient, version in self._shown):
             raise StrategyError(
-                f"gradients were changed between backward() and optimizer.step(), and {self._name!r} averages them "
+                f"gradients were changed between backward() and optimizer.step(), and {self.spec.name!r} averages them "
                 "only then, on the servers: to clip the average, leave out clip_grad_norm_ and GradScaler.unscale_ "
-                f"and use --strategy '{self._name}(clip=1.0)'; for anything else use --strategy mirrored"
+                f"and use --strategy '{self.spec.name}(clip=1.0)'; for anything else use --strategy mirrored"
             )
 
-    def _step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+    def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -203,8 +190,8 @@ class ServedTraining(Strategy):
         check_exchanged(self.collector)
         self._send_loaded()
         nonfinite, self._nonfinite = self._nonfinite, None
-        self._judgement.record({} if nonfinite is None else {self._client.rank: nonfinite})
-        allowed = self._judgement.allows_step(self._optimizer) and not self._has_overflown()
+        self._nan_policy.record({} if nonfinite is None else {self._client.rank: nonfinite})
+        allowed = self._nan_policy.allows_step(self._optimizer) and not self._has_overflown()
         with hooks_outside(self._optimizer, options):
             begin = time.perf_counter()
             self._exchange(weight=self._client.turn.weight if allowed else 0.0)
@@ -327,22 +314,6 @@ class ServedTraining(Strategy):
                 )
 
 
-def terms_of(choice: Served) -> Terms:
+def terms_of(spec: Served) -> Terms:
     """What a strategy means for the servers."""
-    bound: int | None = 0
-    groups = 1
-    if isinstance(choice, PS):
-        bound, groups = choice.staleness, int(choice.staleness == 0)
-    elif isinstance(choice, Asynchronous | Downpour):
-        bound, groups = None, 0
-    elif isinstance(choice, Softsync) and choice.n > 1:
-        bound, groups = None, choice.n
-    return Terms(bound, groups, choice.staleness_aware, choice.clip, choice.patience)
-
-
-def scale_of(choice: Served, workers: int) -> float:
-    """By which a worker multiplies its gradients: where each is applied by itself, 1 / workers if nothing is said."""
-    if terms_of(choice).is_collected:
-        return 1.0
-    scale = getattr(choice, "scale", None)
-    return 1 / workers if scale is None else float(scale)
+    return Terms(spec.bound, spec.groups, spec.staleness_aware, spec.clip, spec.patience)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hocket.capture.members import Members
 from hocket.server.copies import DenseCopy
 from hocket.server.shard import Stored
-from hocket.strategies.members import Members
 from hocket.strategies.sparse import SparseTables
 
 _SCALARS = frozenset(("step", "eta", "mu", "mu_product"))

@@ -7,10 +7,10 @@ from typing import NoReturn
 
 import torch
 
+from hocket.capture.members import Members
 from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import SharedCopyError
-from hocket.strategies.members import Members
 
 
 class SharedParameters:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.capture.members import Members
 from hocket.errors import StrategyError
 from hocket.server.client import Client
 from hocket.server.copies import RowCopy
 from hocket.server.shard import Stored
 from hocket.server.terms import Push, Terms
-from hocket.strategies.members import Members
 
 _State = MutableMapping[Any, Any]
 

@@ -6,12 +6,15 @@ limit it. It travels between processes as a file descriptor (see ``handoff``).
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-
-import torch
+from typing import TYPE_CHECKING
 
 from hocket.errors import JobError
+
+if TYPE_CHECKING:
+    import torch  # the coordinator makes areas, too, and runs without torch
 
 LINE = 64  # bytes of a cache line; everything in an area starts at a multiple of it
 
@@ -64,10 +67,12 @@ class Area:
 
         Views of one storage would make ``torch.save`` write the whole area.
         """
+        import torch
+
         if count == 0:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
 
     def address(self) -> int:
         """Where the area is mapped in this process."""
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hocket import spans
@@ -33,7 +33,7 @@ _STATE, _PID, _TEXT_OF, _GAVE_UP = 1, 2, 3, 4  # words of a rank's line; the fir
 _RUNNING, _FINISHED, _FAILED = 0, 1, 2
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Makes a worker print the stacks of all its threads (see ``hocket.job.runtime``)."""
+"""Makes a worker print the stacks of all its threads (see ``hocket.job.worker``)."""
 
 FINISHED = (
     "finished the script: every rank must take the same number of steps; iterate over the loader that distribute() "
@@ -263,11 +263,16 @@ class Gate:
                 time.sleep(0.001)
             raw = bytes(self._texts[rank * _TEXT : (rank + 1) * _TEXT])
             said.setdefault(raw.rstrip(b"\0").decode(errors="replace"), []).append(rank)
-        raise MismatchError(
-            "the ranks do not do the same: "
-            + "; ".join(f"{self._say_ranks(who)}: {text}" for text, who in said.items())
-            + ". All ranks must make the same calls in the same order, with the same shapes and types"
-        )
+        raise disagreement({text: [self.numbers[rank] for rank in who] for text, who in said.items()})
+
+
+def disagreement(said: Mapping[str, Sequence[int]]) -> MismatchError:
+    """The error of ranks that came to one meeting for different things, which ``said`` has in words."""
+    return MismatchError(
+        "the ranks do not do the same: "
+        + "; ".join(f"{ranks(who)}: {text}" for text, who in said.items())
+        + ". All ranks must make the same calls in the same order, with the same shapes and types"
+    )
 
 
 def say(what: Description) -> str:

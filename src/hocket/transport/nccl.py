@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.errors import JobError, WorkerLost
-from hocket.transport.process_group import Store
+from hocket.transport.store import Store
 
 
 class NcclGroup:
@@ -25,6 +25,7 @@ class NcclGroup:
             raise JobError("this PyTorch has no NCCL: install a CUDA build, or use --transport gloo, which is slower")
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = timedelta(seconds=timeout)
+        self._store = store
         self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
         self._group.eager_connect_single_device(device)
         self.users: weakref.WeakSet[object] = weakref.WeakSet()

@@ -8,16 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from hocket.errors import HocketError, JobError
+from hocket.errors import HocketError
 from hocket.transport.gate import Description
+from hocket.transport.store import Store
 from hocket.transport.watch import Watch
-
-__all__ = ["ProcessGroup", "Store", "StoreLost", "open_store", "prefixed"]
-
-StoreLost = dist.DistNetworkError
-"""Raised by a store whose process has ended."""
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -26,27 +21,6 @@ _REDUCE = {
     "product": dist.ReduceOp.PRODUCT,
 }
 _LATER = 60.0  # seconds after the watch's own deadline at which Gloo would give up
-
-
-def open_store(address: str, port: int, *, host: bool, timeout: float) -> Store:
-    """Connect to the store of this job, or be its host.
-
-    A script that calls ``init_process_group`` by itself finds the same store: it may be opened twice in a process.
-    """
-    try:
-        return TCPStore(
-            address, port, None, host, timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True
-        )
-    except RuntimeError as error:
-        raise JobError(
-            f"the store at MASTER_ADDR={address}, MASTER_PORT={port} cannot be {'opened' if host else 'reached'}: "
-            f"start rank 0 on that host, and open the port in its firewall ({str(error).splitlines()[0]})"
-        ) from error
-
-
-def prefixed(store: Store, prefix: str) -> Store:
-    """The part of ``store`` whose keys begin with ``prefix``."""
-    return PrefixStore(prefix, store)
 
 
 def _are_there(store: Store, keys: list[str], seconds: float) -> bool:
@@ -71,7 +45,7 @@ class ProcessGroup:
     """
 
     def __init__(self, store: Store, rank: int, size: int, address: str, timeout: float, watch: Watch) -> None:
-        self.rank, self.size, self._watch = rank, size, watch
+        self.rank, self.size, self._watch, self._store = rank, size, watch, store
         self._under_way: list[Any] = []
         what = "the start of a group of workers"
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]

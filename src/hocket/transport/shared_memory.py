@@ -8,6 +8,7 @@ import time
 from hocket.errors import JobError
 from hocket.transport import handoff
 from hocket.transport.area import Area
+from hocket.transport.counters import Counters
 from hocket.transport.gate import Description, Gate, ranks, signature
 
 
@@ -62,6 +63,15 @@ class SharedMemory:
             area = Area(handoff.take(self._connections[0]))
         area.close_descriptor()
         return area
+
+    def counters(self) -> Counters:
+        """One number per rank that the others see."""
+        return Counters(self.allocate(Counters.nbytes(self.size), "counters"), self.gate)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that this rank has slept for others so far."""
+        return self.gate.waited
 
     def leave(self, failed: bool) -> None:
         """Say goodbye: whoever still waits for this rank is told how it ended."""

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hocket.errors import JobError
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Speed:
+    """The network between two simulated processes.
+
+    Attributes:
+        latency: Seconds that a message takes, however small it is.
+        bandwidth: Bytes per second.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+
+    def seconds(self, nbytes: int) -> float:
+        """How long one message takes."""
+        return self.latency + nbytes / self.bandwidth
+
+
 class Simulation:
     """A virtual clock and those who live by it.
 
     A thread runs until it sleeps, waits or ends, and no time passes meanwhile. Then the one whose time is the earliest
-    goes on; of several, the one that was started first.
+    goes on; of several, the one that was started first. What is to happen ``at`` a time happens before the threads of
+    that time go on.
 
     Args:
         limit: Virtual seconds after which it is taken to go on forever.
+        keep: Called when a thread pauses; what it returns is called when that thread goes on. So each thread can have
+            something of its own that the process has only one of, such as random numbers.
     """
 
-    def __init__(self, limit: float = 1e6) -> None:
-        self._limit = limit
+    def __init__(self, limit: float = 1e6, keep: Callable[[], Callable[[], None]] | None = None) -> None:
+        self._limit, self._keep = limit, keep
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._scheduled = 0
         self._time = 0.0
         self._started = 0
-        self._live: list[Task[Any]] = []  # by number
+        self._live: dict[Task[Any], None] = {}  # in the order in which they were started
+        self._ready: list[tuple[float, int, Task[Any]]] = []  # when each goes on, also as it was said before
         self.threads: set[threading.Thread] = set()  # that nobody has joined
         self.current: Task[Any] | None = None
         self.failure: BaseException | None = None
@@ -72,6 +97,11 @@ class Simulation:
         """Call a function in another simulated thread; what it raises, ``result()`` does."""
         return self._make(function, name, False)
 
+    def at(self, time: float, work: Callable[[], None]) -> None:
+        """Have ``work``, which waits for nobody, called at a virtual time; in the order given if times are equal."""
+        heapq.heappush(self._events, (max(time, self._time), self._scheduled, work))
+        self._scheduled += 1
+
     def condition(self) -> SimulatedCondition:
         """A condition in which simulated threads wait."""
         return SimulatedCondition(self)
@@ -79,19 +109,26 @@ class Simulation:
     def pause(self, until: float) -> None:
         """Let others run until a virtual time, or until somebody sets another one for this thread."""
         me = self.current
-        assert me is not None, "only a simulated thread can wait"
+        assert isinstance(me, Task), "only a simulated thread can wait"
         if self.failure is not None:
             raise _Ended
         me.ready, me.frame = until, sys._getframe(1)
+        restore = None if self._keep is None else self._keep()
         self._hand_over()
         me.baton.acquire()
         me.frame = None
+        if restore is not None:
+            restore()
         if self.failure is not None:
             raise _Ended
 
+    def note(self, ready: float, number: int, task: Task[Any]) -> None:
+        """A thread goes on at another time than it did."""
+        heapq.heappush(self._ready, (ready, number, task))
+
     def end(self, task: Task[Any], error: BaseException | None) -> None:
         """A thread is at its end."""
-        self._live.remove(task)
+        del self._live[task]
         if error is not None and self.failure is None:
             self.failure = error
         if self._live:
@@ -103,22 +140,44 @@ class Simulation:
     def _make(self, function: Callable[[], T], name: str, is_worker: bool) -> Task[T]:
         task = Task(self, function, name, self._started, is_worker)
         self._started += 1
-        self._live.append(task)
+        self._live[task] = None
         self.threads.add(task.thread)
         task.thread.start()
         return task
 
     def _hand_over(self) -> None:
         """Let the next one run."""
-        following = min(self._live, key=lambda task: task.ready)  # the first of several
+        following = self._run_events()
         if self.failure is None and not following.ready < self._limit:
             self.failure = JobError(self._describe_stop(following.ready))
         if self.failure is not None:
-            following = self._live[0]  # they end one after the other
+            following = next(iter(self._live))  # they end one after the other
         else:
             self._time = max(self._time, following.ready)
         self.current = following
         following.baton.release()
+
+    def _run_events(self) -> Task[Any]:
+        """Have happen what is to happen before the next thread goes on; that thread."""
+        while True:
+            following = self._next()
+            if not self._events or self._events[0][0] > min(following.ready, self._limit) or self.failure is not None:
+                return following
+            self._time, _, work = heapq.heappop(self._events)
+            self.current = _NOBODY
+            try:
+                work()
+            except BaseException as error:
+                self.failure = error
+
+    def _next(self) -> Task[Any]:
+        """The thread that goes on next; any, if none can."""
+        while self._ready:
+            ready, _, task = self._ready[0]
+            if task in self._live and task.ready == ready:
+                return task
+            heapq.heappop(self._ready)  # it has ended, or was told another time since
+        return next(iter(self._live))
 
     def _describe_stop(self, ready: float) -> str:
         waits = "; ".join(f"{task.name} in {task.place}" for task in self._live)
@@ -132,15 +191,11 @@ class _Ended(BaseException):
 
 
 class Task(Generic[T]):
-    """A simulated thread.
-
-    Attributes:
-        ready: When it goes on; infinity if somebody has to wake it.
-    """
+    """A simulated thread."""
 
     def __init__(self, simulation: Simulation, function: Callable[[], T], name: str, number: int, is_worker: bool):
         self._simulation, self._function, self._is_worker = simulation, function, is_worker
-        self.name = name
+        self.name, self._number = name, number
         self.ready = simulation.now()
         self.frame: Any = None  # where it waits
         self.baton = threading.Lock()  # whoever it is released for runs
@@ -150,6 +205,17 @@ class Task(Generic[T]):
         self._error: BaseException | None = None
         self._waiting: list[Task[Any]] = []
         self.thread = threading.Thread(target=self._run, name=f"simulated-{number}", daemon=True)
+
+    @property
+    def ready(self) -> float:
+        """When the thread goes on; infinity if somebody has to wake it."""
+        return self._ready
+
+    @ready.setter
+    def ready(self, time: float) -> None:
+        self._ready = time
+        if time < math.inf:
+            self._simulation.note(time, self._number, self)
 
     @property
     def place(self) -> str:
@@ -186,6 +252,19 @@ class Task(Generic[T]):
         for each in self._waiting:
             each.ready = self._simulation.now()
         self._simulation.end(self, self._error if self._is_worker else None)
+
+
+_NOBODY: Any = object()  # has what happens at a time done: no thread, so that nothing there can wait
+
+
+class Condition(Protocol):
+    """What ``threading.Condition`` has, and ``SimulatedCondition``, for those who serve both kinds of workers."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
+    def notify_all(self) -> None: ...
 
 
 class SimulatedCondition:
@@ -228,6 +307,16 @@ class SimulatedCondition:
                 self._waiting.remove(me)
         self._take(depth)
         return notified
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until ``predicate`` is so, or virtual seconds have passed; whether it is so."""
+        deadline = math.inf if timeout is None else self._simulation.now() + timeout
+        while not predicate():
+            left = deadline - self._simulation.now()
+            if left <= 0:
+                return False
+            self.wait(left if left < math.inf else None)
+        return True
 
     def notify_all(self) -> None:
         """Wake all who wait; they go on one after the other, when the lock is free."""

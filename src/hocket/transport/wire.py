@@ -1,7 +1,8 @@
-"""Messages between workers and servers: a fixed header, a small JSON head, and raw bytes that go straight into place.
+"""The one format of messages in a job: a fixed header, a small JSON head, and raw bytes that go straight into place.
 
-Lengths are capped before anything is read into memory, and nothing is unpickled. A message is only read from a peer
-that has proved the job's secret (see ``proof``).
+Lengths are capped before anything is read into memory, and nothing is unpickled. ``Wire`` speaks it over sockets, where
+a message is only read from a peer that has proved the job's secret (see ``proof``). ``encode`` and ``Decoder`` are for
+ends that must not block: the pipes between the launcher and its agents.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MOST_BODY = 1 << 40
 _AT_ONCE = 64  # parts of a body in one system call
 _TLS_CHUNK = 1 << 18
 _FIRST = 1 << 20  # bytes for which memory is taken at first
+_NO_MESSAGE = "what came is no message of Hocket's"  # and may be secret, so it is not shown
 
 
 class WireError(JobError):
@@ -84,14 +86,11 @@ class Wire:
             WireError: it is too long; nothing was sent.
             TimeoutError: not all of it was taken in the time that the connection has, which is of no use any more.
         """
-        text = json.dumps(head, separators=(",", ":")).encode()
         length = sum(part.nbytes for part in parts)
-        if len(text) > self.most_head or length > self.most_body:
-            raise WireError(f"a message of {len(text):,} + {length:,} bytes is longer than servers and workers allow")
-        header = HEADER.pack(MAGIC, VERSION, kind, 0, generation, sequence, len(text), length)
+        begin = _begin(kind, sequence, head, length, generation, self.most_head, self.most_body)
         with self._use():
-            self._send_all([memoryview(header + text), *parts])
-        self.sent += len(header) + len(text) + length
+            self._send_all([memoryview(begin), *parts])
+        self.sent += len(begin) + length
 
     def receive(self) -> Message:
         """The next message, without its body; blocks until there is one.
@@ -101,20 +100,10 @@ class Wire:
             WireError: what came is no message.
             TimeoutError: nothing came in the time that the connection has, or only a part of it.
         """
-        magic, version, kind, nothing, generation, sequence, head, body = HEADER.unpack(self._receive(HEADER.size))
-        if magic != MAGIC or nothing:
-            raise WireError(f"no message begins with {magic!r}")
-        if version != VERSION:
-            raise WireError(f"a message of version {version}, and this is version {VERSION}: install the same Hocket")
-        if head > self.most_head or body > self.most_body:
-            raise WireError(f"a message of {head:,} + {body:,} bytes is longer than is allowed here")
-        try:
-            content = json.loads(self._receive(head)) if head else {}
-        except (ValueError, RecursionError):
-            raise WireError("the head of a message is no JSON") from None
-        if not isinstance(content, dict):
-            raise WireError("the head of a message is no object")
-        return Message(kind, generation, sequence, content, body)
+        kind, generation, sequence, head, body = _read_header(
+            self._receive(HEADER.size), self.most_head, self.most_body
+        )
+        return Message(kind, generation, sequence, _read_head(self._receive(head)), body)
 
     def receive_into(self, parts: Sequence[memoryview]) -> None:
         """The body of the message that was received last, which must be as long as ``parts`` together."""
@@ -190,6 +179,79 @@ class Wire:
                     raise Closed("the other end has closed the connection")
                 done += count
                 self.received += count
+
+
+class Decoder:
+    """Takes in the bytes of messages as they come, and gives out whole messages with their bodies.
+
+    Args:
+        most_head: Bytes of a head beyond which a message is refused.
+        most_body: Bytes of a body beyond which a message is refused.
+    """
+
+    def __init__(self, most_head: int = MOST_HEAD, most_body: int = MOST_BODY) -> None:
+        self._most_head, self._most_body = most_head, most_body
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[Message, bytes]]:
+        """The messages that ``data`` completes, each with its body.
+
+        Raises:
+            WireError: these bytes are no messages, or too long ones.
+        """
+        self._data += data
+        found: list[tuple[Message, bytes]] = []
+        while len(self._data) >= HEADER.size:
+            header = bytes(self._data[: HEADER.size])
+            kind, generation, sequence, head, body = _read_header(header, self._most_head, self._most_body)
+            if len(self._data) < (whole := HEADER.size + head + body):
+                break
+            content = _read_head(bytes(self._data[HEADER.size : HEADER.size + head]))
+            message = Message(kind, generation, sequence, content, body)
+            found.append((message, bytes(self._data[whole - body : whole])))
+            del self._data[:whole]
+        if not MAGIC.startswith(self._data[: len(MAGIC)]):
+            raise WireError(_NO_MESSAGE)
+        return found
+
+
+def encode(
+    kind: int, head: dict[str, Any], body: bytes, most_head: int = MOST_HEAD, most_body: int = MOST_BODY
+) -> bytes:
+    """The bytes of one whole message; WireError if it is too long."""
+    return _begin(kind, 0, head, len(body), 0, most_head, most_body) + body
+
+
+def _begin(
+    kind: int, sequence: int, head: dict[str, Any], body: int, generation: int, most_head: int, most_body: int
+) -> bytes:
+    """The header and the head of a message with ``body`` bytes after them."""
+    text = json.dumps(head, separators=(",", ":")).encode()
+    if len(text) > most_head or body > most_body:
+        raise WireError(f"a message of {len(text):,} + {body:,} bytes is longer than servers and workers allow")
+    return HEADER.pack(MAGIC, VERSION, kind, 0, generation, sequence, len(text), body) + text
+
+
+def _read_header(header: bytes, most_head: int, most_body: int) -> tuple[int, int, int, int, int]:
+    """Kind, generation, sequence, and how many bytes head and body have."""
+    magic, version, kind, nothing, generation, sequence, head, body = HEADER.unpack(header)
+    if magic != MAGIC or nothing:
+        raise WireError(_NO_MESSAGE)
+    if version != VERSION:
+        raise WireError(f"a message of version {version}, and this is version {VERSION}: install the same Hocket")
+    if head > most_head or body > most_body:
+        raise WireError(f"a message of {head:,} + {body:,} bytes is longer than is allowed here")
+    return kind, generation, sequence, head, body
+
+
+def _read_head(text: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        raise WireError("the head of a message is no JSON") from None
+    if not isinstance(content, dict):
+        raise WireError("the head of a message is no object")
+    return content
 
 
 def hang_up(connection: socket.socket) -> None:

@@ -2,4 +2,4 @@
 
 from hocket.launch import local
 
-local.SERVER = "standin"
+local.MODULES["server"] = "standin"

@@ -9,26 +9,27 @@ from typing import Any
 import torch
 
 from hocket.errors import CheckpointError
+from hocket.job.checkpoint.reading import Source
 from hocket.job.checkpoint.snapshot import Subjects
-from hocket.job.checkpoint.source import Source
-from hocket.job.data.loader import Loader
+from hocket.job.loader.loader import Loader
 from hocket.job.packing import Json, references, unpack
 from hocket.job.randomness import RandomState
-from hocket.job.runtime import Runtime
+from hocket.job.worker import Worker
+from hocket.strategies.base import Why
 
 
 class Saved:
     """A checkpoint, for the workers that there are now. All ranks call the same methods in the same order."""
 
-    def __init__(self, source: Source, runtime: Runtime) -> None:
+    def __init__(self, source: Source, worker: Worker) -> None:
         self._source, self._own, self.manifest = source, source.own, source.manifest
-        self._runtime = runtime
+        self._worker = worker
         # Random numbers and the like are each rank's own, as far as the ranks are the same.
-        self._rank = runtime.config.rank if self.manifest["size"] == runtime.config.size else None
+        self._rank = worker.config.rank if self.manifest["size"] == worker.config.size else None
 
     def restore(self, subjects: Subjects) -> None:
         """Bring everything to the state that was saved; collective."""
-        manifest, runtime = self.manifest, self._runtime
+        manifest, worker, training = self.manifest, self._worker, self._worker.training
         for name in [*subjects.stateful, *subjects.loaders]:
             if name not in manifest["objects"] and name not in (*manifest["loaders"], *self._own[0]["loaders"]):
                 known = ", ".join([*manifest["objects"], *manifest["loaders"]])
@@ -39,37 +40,35 @@ class Saved:
             self._load(name, thing)
         if not subjects.is_training:
             return  # weights for something else: counts and random numbers are not its business
-        runtime.batches, runtime.samples = manifest["batches"], manifest["samples"]
-        runtime.tally.restart(runtime.samples)
-        runtime.metrics = self.metrics()
-        for counter, steps in zip(runtime.counters, manifest["steps"], strict=False):
-            counter.steps = steps
-        for warmup, state in zip(runtime.warmups, manifest["warmups"], strict=False):
+        training.metrics = self.metrics()
+        for warmup, state in zip(training.warmups, manifest["warmups"], strict=False):
             warmup.load_state(state)
         counts = {"steps": manifest["step"], "batches": manifest["batches"]}  # all that one worker has, who needs none
-        states = manifest["strategies"] or [counts] * len(runtime.strategies)
-        for strategy, state in zip(runtime.strategies, states, strict=False):
+        states = manifest["strategies"] or [counts] * len(training.strategies)
+        for strategy, state in zip(training.strategies, states, strict=False):
             strategy.load_state(self._unpack(state))
-            if runtime.config.rank == 0 and not strategy.holds and "late" in (state | state.get("within", {})):
+            if worker.config.rank == 0 and not strategy.holds and "late" in (state | state.get("within", {})):
                 print(
                     "hocket: the checkpoint has a gradient that was still to be applied, by 'delayed' or 'dmb'; this "
                     "strategy leaves it out",
                     file=sys.stderr,
                     flush=True,
                 )
-        runtime.restart(manifest["step"])
+        common, steps = manifest["step"], manifest["steps"]
+        step = manifest.get("counted step", max(steps, default=common))
+        training.counts.restart(manifest["batches"], manifest["samples"], steps, step, common)
         for name, loader in subjects.loaders.items():
             self._place(name, loader)
-        if runtime.client is not None:
+        if worker.client is not None:
             for turn in ("rank 0 brings it to the servers", "the others have it from there"):
-                if runtime.config.rank == 0 or "others" in turn:
-                    for strategy in runtime.strategies:
-                        strategy.refresh()
-                runtime.communicator.barrier(f"the end of a resumption: {turn}")
+                if worker.config.rank == 0 or "others" in turn:
+                    for strategy in training.strategies:
+                        strategy.settle(Why.REFRESH)
+                worker.communicator.barrier(f"the end of a resumption: {turn}")
         if self._rank is not None:
             random = RandomState.from_data(self._unpack_own(lambda own: own["random"]))
             random.restore()
-            runtime.keep_random(random)
+            training.keep_random(random)
 
     def metrics(self) -> dict[str, float]:
         """What was reported last."""

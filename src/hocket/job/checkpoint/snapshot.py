@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 from hocket.errors import UsageError
 from hocket.job import buffers
 from hocket.job.checkpoint import tensor_file
-from hocket.job.checkpoint.packer import Packer, Text, join, write
 from hocket.job.checkpoint.tensor_file import Image
-from hocket.job.data.loader import Loader
-from hocket.job.packing import pack
+from hocket.job.loader.loader import Loader
+from hocket.job.packing import Packer, Text, join, pack, write
 from hocket.job.randomness import RandomState
-from hocket.job.runtime import Runtime
+from hocket.job.worker import Worker
+from hocket.strategies.base import Why
 
 Tensors = dict[str, torch.Tensor]
 
@@ -62,9 +62,9 @@ class Snapshot:
 class Camera:
     """Takes snapshots of a job."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime, self._packer = runtime, Packer()
-        self._writers = runtime.together.topology.home
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._packer = worker, Packer()
+        self._writers = worker.together.topology.home
         self._aliases: dict[str, str] = {}
         self._names: list[str] = []  # of all tensors that are the same everywhere,
         self._mine: list[str] = []  # and of those that this rank writes
@@ -74,9 +74,9 @@ class Camera:
 
     def take_own(self, subjects: Subjects) -> torch.Tensor:
         """Where one worker saves for all: the file of another one, with what differs between them."""
-        self._runtime.leave_no_trace()
+        self._worker.training.weights.leave_no_trace()
         tensors: Tensors = {}
-        text = self._take_own(subjects, _buffered(subjects), tensors, self._runtime.config.rank)
+        text = self._take_own(subjects, _buffered(subjects), tensors, self._worker.config.rank)
         image = Image(tensor_file.describe(tensors))
         image.fill(tensors.values())
         return image.content(text)
@@ -86,24 +86,24 @@ class Camera:
 
         ``others`` is how many workers, with files of ``take_own``, this one saves for.
         """
-        runtime, packer = self._runtime, self._packer
-        runtime.leave_no_trace()
+        worker, training, packer = self._worker, self._worker.training, self._packer
+        training.weights.leave_no_trace()
         packer.is_news = False
         shared = {name: loader.state() for name, loader in subjects.loaders.items() if not loader.is_per_rank}
-        if runtime.client is not None:  # after the queue: a batch may be done again, and none is lost
-            for strategy in runtime.strategies:
-                strategy.refresh()
+        if worker.client is not None:  # after the queue: a batch may be done again, and none is lost
+            for strategy in training.strategies:
+                strategy.settle(Why.REFRESH)
         common: Tensors = {}
-        differing = [n for n, m in subjects.modules.items() if buffers.differ(runtime.together, m)]
+        differing = [n for n, m in subjects.modules.items() if buffers.differ(worker.together, m)]
         differing = _buffered(subjects) if others else differing
         objects = {name: packer.pack(model.state_dict(), name, common) for name, model in subjects.models.items()}
         for name, thing in subjects.stateful.items():
             if name not in objects:
                 objects[name] = packer.pack_each(thing.state_dict(), name, common)
         loaders = join({name: packer.pack_each(state, name, common) for name, state in shared.items()})
-        states = [packer.pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(runtime.strategies)]
+        states = [packer.pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(training.strategies)]
         own: Tensors = {}
-        extra = packer.pack(subjects.extra, "extra", own) if runtime.together.rank == 0 else "null"
+        extra = packer.pack(subjects.extra, "extra", own) if worker.together.rank == 0 else "null"
         packer.is_news |= list(common) != self._names or differing != self._differing  # others than last time
         self._names, self._differing = list(common), differing
         manifest = {
@@ -111,28 +111,29 @@ class Camera:
             "loaders": loaders,
             "strategies": "[" + ",".join(states) + "]",
             "extra": extra,
-            "metrics": write(pack(runtime.metrics, "metrics", common)),
+            "metrics": write(pack(training.metrics, "metrics", common)),
             "aliases": self._take_twins(common),
         }
         counts = {
-            "size": runtime.together.size + others,
-            "step": runtime.common_step,
-            "batches": runtime.batches,
-            "samples": runtime.samples,
-            "steps": [counter.steps for counter in runtime.counters],
-            "warmups": [warmup.state() for warmup in runtime.warmups],
+            "size": worker.together.size + others,
+            "step": training.counts.common_step,
+            "counted step": training.counts.step,
+            "batches": training.counts.batches,
+            "samples": training.counts.samples,
+            "steps": [counter.steps for counter in training.counts.counters],
+            "warmups": [warmup.state() for warmup in training.warmups],
         }
         manifest |= {name: write(value) for name, value in counts.items()}
         if packer.is_news:
             tensor_file.check(common)
             # Those that differ are rank 0's to write.
             first = {f"{name}.{key}" for name in differing for key in _kept_buffers(subjects.modules[name])}
-            self._mine = _share(common, runtime.together.rank, self._writers, first)
+            self._mine = _share(common, worker.together.rank, self._writers, first)
             self._described = [f"{name} {t.dtype}{list(t.shape)}" for name, t in common.items()]
             self._number = zlib.crc32(repr(self._described).encode())
         tensors = {name: common[name] for name in self._mine} | own
-        per_rank = self._take_own(subjects, differing, tensors, runtime.together.rank)
-        return Snapshot(runtime.common_step, manifest, per_rank, tensors, self._number, self._described)
+        per_rank = self._take_own(subjects, differing, tensors, worker.together.rank)
+        return Snapshot(training.counts.common_step, manifest, per_rank, tensors, self._number, self._described)
 
     def _take_own(self, subjects: Subjects, differing: list[str], tensors: Tensors, rank: int) -> Text:
         """What differs between ranks."""

@@ -25,7 +25,7 @@ Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """Where a definition stands."""
 
     file: str
@@ -38,7 +38,7 @@ def read(file: str, namespace: dict[str, object] | None = None) -> str:
     return "".join(linecache.getlines(file, namespace))
 
 
-def find(text: str, place: Place) -> Node:
+def find(text: str, place: SourcePlace) -> Node:
     """The definition that stands at ``place``."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, Node) and (node.lineno, node.col_offset) == (place.line, place.column):
@@ -46,13 +46,13 @@ def find(text: str, place: Place) -> Node:
     raise AssertionError(f"no definition at {place}")
 
 
-def locate(value: FunctionType | type) -> Place | None:
+def locate(value: FunctionType | type) -> SourcePlace | None:
     """Where ``value`` was defined, or None where no source can be found."""
     return _locate_class(value) if isinstance(value, type) else _locate_function(value)
 
 
 def compiled(
-    text: str, place: Place, free: list[str], *, decorated: bool = True, given: frozenset[str] = frozenset()
+    text: str, place: SourcePlace, free: list[str], *, decorated: bool = True, given: frozenset[str] = frozenset()
 ) -> CodeType:
     """The code that makes the definition again, under its own name (a lambda: under ``VALUE``).
 
@@ -140,7 +140,7 @@ def _first_line(node: Node) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def _locate_function(value: FunctionType) -> Place | None:
+def _locate_function(value: FunctionType) -> SourcePlace | None:
     code = value.__code__
     text = read(code.co_filename, value.__globals__)
     found = [
@@ -150,7 +150,7 @@ def _locate_function(value: FunctionType) -> Place | None:
         and not isinstance(node, ast.ClassDef)
         and (code.co_name == "<lambda>" if isinstance(node, ast.Lambda) else code.co_name == node.name)
     ]
-    places = [Place(code.co_filename, node.lineno, node.col_offset) for node in found]
+    places = [SourcePlace(code.co_filename, node.lineno, node.col_offset) for node in found]
     if len(places) > 1:  # several lambdas in a line: the one with the same code, or any of those that are equal
         free = list(code.co_freevars)
         places = [p for p in places if any(_same(code, c) for c in _within(compiled(text, p, free)))]
@@ -170,7 +170,7 @@ def _within(code: CodeType) -> Iterator[CodeType]:
             yield from _within(inner)
 
 
-def _locate_class(value: type) -> Place | None:
+def _locate_class(value: type) -> SourcePlace | None:
     lines = {(f.__code__.co_filename, f.__code__.co_firstlineno) for f in methods(value)}
     file, line = min(lines, key=lambda pair: pair[1], default=("", getattr(value, "__firstlineno__", 0)))
     own = set(inspect.get_annotations(value))
@@ -182,7 +182,7 @@ def _locate_class(value: type) -> Place | None:
             found = [n for n in found if own == {getattr(s.target, "id", "") for s in _fields(n)}]
             found = [n for n in found if _first_line(n) == line] or found
         if found:
-            return Place(name, found[-1].lineno, found[-1].col_offset)
+            return SourcePlace(name, found[-1].lineno, found[-1].col_offset)
     return None
 
 

@@ -1,0 +1,1 @@
+"""Autograd becomes buckets: hooks, slots, and which bucket is complete."""

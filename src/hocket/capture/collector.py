@@ -1,0 +1,327 @@
+"""Catches gradients as autograd makes them, and says when a backward pass is over."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import torch
+from torch import nn
+
+from hocket import spans
+from hocket.capture.own_gradients import OwnGradients
+from hocket.capture.readiness import Readiness
+from hocket.capture.slots import LARGE, Slots
+from hocket.comm.exchange import Exchange
+from hocket.comm.layout import Layout
+from hocket.errors import StrategyError
+
+_NONFINITE = 1 << 62  # flag of a payload; below it the parameter's number, and below that what is missing
+_NUMBER = 32
+
+
+class BackwardPasses:
+    """Counts the backward passes of the models of one worker; a pass through several of them counts once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Collector:
+    """Brings the gradients of ``parameters`` to slots, or leaves them where they are if there are none.
+
+    ``on_end`` is called at the end of each outermost backward pass that is to be exchanged; gradients are then
+    in ``views``, zero where there was none. An exchange that overlaps hears of complete buckets before that.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        layout: Layout | None,
+        slots: Exchange | Sequence[torch.Tensor] | None,
+        on_end: Callable[[], None],
+        *,
+        check_finite: bool,
+    ) -> None:
+        self.number = next(_numbers)
+        self.backward = BackwardPasses()  # until the worker whose model this is gives its own
+        self.names, self.parameters = list(names), list(parameters)
+        self.held = 0  # depth of accumulate() contexts
+        self.passes = 0  # backward passes since the last exchange that were held back
+        self.mean = False  # whether those are averaged
+        self.rests = False  # another one is at work on the same parameters
+        self.meanwhile: Callable[[], None] | None = None  # called while gradients arrive, and a pass goes on
+        self.on_forward: Callable[[object], None] | None = None  # a forward pass begins, with these inputs
+        self.on_step: Callable[[], None] | None = None  # optimizer.step() has done its work, or has left it out
+        self._on_end = on_end
+        self._check_finite = check_finite
+        self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
+        self.weight = 1.0  # of what the next backward passes contribute
+        self.told = 1.0  # the same, as the loader has told it
+        self.adds = 0  # the workers whose losses are sums; 0 if they are means
+        self.beside: Sequence[nn.Parameter] = ()  # parameters that are weighed, and whose gradients are not collected
+        self.samples = 0  # of all ranks, in the batch at work; 0 if that is not known
+        self.taken = 0  # optimizer steps on these parameters; a rank that leaves one out is found by it
+        self.collected = 1  # backward passes that the last exchange is made of
+        self.on_complete: Callable[[int, torch.Tensor], None] | None = None  # a bucket, before it is sent off
+        self._task: int | None = None  # autograd's number of the backward pass whose end will call ``end``
+        self._hooked = bytearray(len(self.parameters))
+        self._weights: list[torch.utils.hooks.RemovableHandle] = []
+        self._backward_code = torch.autograd.backward.__code__
+        # Autograd works for a GPU in a thread of its own, in which the script's call of backward() is not to be seen.
+        self._outermost = 0 if parameters and parameters[0].is_cuda else 1
+        self._exchange: Exchange | None = None
+        self.readiness: Readiness | None = None
+        self._slots: Slots | OwnGradients = OwnGradients(self.names, self.parameters, check_finite=check_finite)
+        if layout is not None and slots is not None:
+            self.adopt(layout, slots)
+        self.hook_new()
+        self.leave_out_idle()
+        if self.readiness is not None:
+            self.readiness.begin()
+
+    def adopt(self, layout: Layout, slots: Exchange | Sequence[torch.Tensor], *, early: bool | None = None) -> None:
+        """Collect into these slots from now on.
+
+        Args:
+            layout: How they are laid out.
+            slots: Those of an exchange, or others.
+            early: Whether buckets may be sent off before a pass is over; None if the first pass is to show that.
+        """
+        exchange = self._exchange = slots if isinstance(slots, Exchange) else None
+        self._slots = Slots(
+            self.names,
+            self.parameters,
+            layout,
+            slots.slots if isinstance(slots, Exchange) else slots,
+            claim=None if exchange is None else exchange.claim,
+            check_finite=self._check_finite,
+        )
+        self._slots.set_trained(bytes(self._hooked))
+        self.leave_out_idle()
+        self.readiness = None
+        if self._exchange is not None and self._exchange.overlaps:
+            self.readiness = Readiness(self._slots.bucket_of, self._slots.trained, early=early)
+
+    @property
+    def views(self) -> list[torch.Tensor]:
+        """Where gradients are collected, by parameter."""
+        return self._slots.views
+
+    @property
+    def missing(self) -> bytes:
+        """One byte per parameter without a gradient here, of the last pass."""
+        return self._slots.missing
+
+    @missing.setter
+    def missing(self, missing: bytes) -> None:
+        self._slots.missing = missing
+
+    @property
+    def nonfinite(self) -> int | None:
+        """A parameter whose gradient is not finite here, of the pass that is being ended."""
+        return self._slots.nonfinite
+
+    def begin(self) -> None:
+        """Before a forward pass, or a context that accumulates: notice what was unfrozen, or thrown away."""
+        if self.rests:
+            return
+        if any(p.requires_grad for p in self._frozen_parameters):
+            self.hook_new()
+        if self.passes and all(p.grad is None for p in self.parameters):
+            self.forget()
+
+    def forget(self) -> None:
+        """Gradients that were held back have been thrown away by ``zero_grad``."""
+        self.passes, self.mean = 0, self.mean and self.held > 0
+
+    def hook_new(self) -> None:
+        """Hook every parameter that requires a gradient and has no hook yet."""
+        for i, parameter in enumerate(self.parameters):
+            if parameter.requires_grad and not self._hooked[i]:
+                self._hooked[i] = 1
+                parameter.register_post_accumulate_grad_hook(self._make_hook(i, parameter.numel() >= LARGE))
+        if self.weight != 1:
+            self._hook_weight()
+        self._slots.set_trained(bytes(self._hooked))
+        if self.readiness is not None:
+            self.readiness.set_trained(self._slots.trained)
+        self._frozen_parameters = [p for p, hooked in zip(self.parameters, self._hooked, strict=True) if not hooked]
+
+    def leave_out_idle(self) -> None:
+        """Let the exchange know which buckets get no gradients; all ranks must do so at the same time."""
+        self._known = self.trained
+        if self._exchange is not None:
+            idle = [bucket for bucket, inside in enumerate(self._slots.trained) if not inside]
+            self._exchange.idle = frozenset(idle)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether parameters were unfrozen since then."""
+        return self._known != self.trained
+
+    @property
+    def trained(self) -> bytes:
+        """One byte per parameter that may get gradients; must be equal on all ranks."""
+        return bytes(self._hooked)
+
+    def weigh(self, weight: float) -> None:
+        """Multiply what the next backward passes contribute; weight 0 drops it, so that a NaN does not count.
+
+        Where losses are sums over samples, each counts once, whatever the batches: the sum is as many times the mean as
+        there are workers.
+        """
+        self.told = weight
+        self.weight = float(self.adds * (weight > 0)) if self.adds else weight
+        self._hook_weight()
+
+    def _hook_weight(self) -> None:
+        weight = self.weight
+        for handle in self._weights:
+            handle.remove()
+        self._weights.clear()
+        if weight != 1:
+            for parameter in (*self.parameters, *self.beside):
+                if parameter.requires_grad:
+                    self._weights.append(parameter.register_hook(_scaler(weight)))
+
+    def payload(self) -> int:
+        """What the other ranks must know of this pass: gradients that are missing or not finite here."""
+        missing = zlib.crc32(self.missing) if 1 in self.missing else 0
+        number = self._slots.nonfinite
+        return missing if number is None else _NONFINITE | number << _NUMBER | missing
+
+    def repeat_payload(self, payload: int) -> int:
+        """An earlier payload, with what is missing now."""
+        return payload >> _NUMBER << _NUMBER | (zlib.crc32(self.missing) if 1 in self.missing else 0)
+
+    def _make_hook(self, index: int, large: bool) -> Callable[[torch.Tensor], None]:
+        def hook(_: torch.Tensor) -> None:
+            if self.rests:
+                return
+            task = _current_task()
+            if self._task != task:
+                self.arm()
+            if self.meanwhile is not None:
+                self.meanwhile()
+            if not self.held:
+                if large:
+                    self._slots.copy(index, self._scale())
+                if self.readiness is not None:
+                    self._arrive(self.readiness, index, nested=self._task != task)
+
+        return hook
+
+    def _arrive(self, readiness: Readiness, index: int, *, nested: bool) -> None:
+        assert self._exchange is not None
+        bucket = readiness.arrive(index, nested=nested)
+        if bucket is not None:
+            self._slots.finish(bucket, self._scale())
+            if self.on_complete is not None:
+                self.on_complete(bucket, self._exchange.slots[bucket])
+            self._exchange.ready(bucket)
+        elif readiness.has_sent:
+            self._exchange.progress()
+
+    def _scale(self) -> float:
+        return 1 / (self.passes + 1) if self.mean else 1.0
+
+    def arm(self, *, by_output: bool = False) -> None:
+        """Have ``end`` called when the outermost backward pass is over.
+
+        A model's output gets its gradient in ``torch.autograd.grad``, too, which leaves ``p.grad`` alone; there is
+        nothing to exchange then.
+        """
+        if self.rests:
+            return
+        task, depth = _current_task(), self._depth(sys._getframe(1))
+        if task == self._task or (by_output and depth == 0 and not self._outermost_elsewhere()):
+            return
+        if by_output and self._task is not None:
+            return  # torch.autograd.grad inside of a backward pass
+        if depth > self._outermost:
+            self.unfinished |= self._task is None  # until the outer pass is found, too
+            return
+        if self._task is not None:  # the last backward pass raised in the middle: begin anew
+            if self.readiness is not None:
+                if self.readiness.has_sent:
+                    raise StrategyError(
+                        "the last backward pass raised when a part of its gradients had been sent to other hosts: do "
+                        "not go on after an exception in backward(); end the script, and resume from a checkpoint"
+                    )
+                self.readiness.begin()
+            self._slots.reset()
+            _armed.pop(self._task, None)
+            _begun.pop(self._task, None)
+        self._task = task
+        if any(p.requires_grad for p in self._frozen_parameters):
+            self.hook_new()  # before anything of this pass is sent
+        if task not in _armed:
+            _armed[task], _begun[task] = [], time.perf_counter()
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_end_all, task))
+        _armed[task].append(self)
+
+    def _depth(self, frame: FrameType | None) -> int:
+        """How many calls of ``backward()`` a frame is in; reentrant checkpointing makes inner ones."""
+        depth = 0
+        while frame is not None:
+            depth += frame.f_code is self._backward_code
+            frame = frame.f_back
+        return depth
+
+    def _outermost_elsewhere(self) -> bool:
+        """Whether, for a GPU, another thread waits in ``backward()``, and not in ``grad()``."""
+        return self._outermost == 0 and any(self._depth(frame) for frame in sys._current_frames().values())
+
+    def end(self) -> None:
+        """The backward pass is over."""
+        self._task, self.unfinished = None, False
+        if self.held:
+            self.passes += 1
+            return
+        if any(p.requires_grad for p in self._frozen_parameters):
+            self.hook_new()
+        self._slots.finish_all(self._scale())
+        self.collected, self.passes, self.mean = self.passes + 1, 0, False
+        try:
+            self._on_end()
+        finally:
+            self._slots.reset()
+            if self.readiness is not None:
+                self.readiness.begin()
+
+
+def read_payloads(payloads: Sequence[int]) -> tuple[dict[int, int], bool]:
+    """From all ranks' payloads: the parameter that is not finite by rank, and whether the same ones are missing."""
+    nonfinite = {r: (p & ~_NONFINITE) >> _NUMBER for r, p in enumerate(payloads) if p & _NONFINITE}
+    return nonfinite, len({p & (1 << _NUMBER) - 1 for p in payloads}) == 1
+
+
+_armed: dict[int, list[Collector]] = {}  # those that wait for the end of a backward pass
+_begun: dict[int, float] = {}  # when its first gradient was seen
+_numbers = itertools.count()
+
+
+def _end_all(task: int) -> None:
+    spans.add(spans.COMPUTE, "backward", _begun.pop(task), time.perf_counter())
+    # Which of several models got a gradient first may differ between ranks; the order of exchanges must not.
+    armed = sorted(_armed.pop(task), key=lambda collector: collector.number)
+    for passes in {id(collector.backward): collector.backward for collector in armed}.values():
+        passes.count += 1
+    for collector in armed:
+        collector.end()
+
+
+_current_task = torch._C._current_graph_task_id
+
+
+def _scaler(weight: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    if weight == 0:
+        return torch.zeros_like
+    return lambda gradient: gradient * weight

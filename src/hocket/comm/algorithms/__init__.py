@@ -1,0 +1,36 @@
+"""How means over all ranks are made, and which way is taken: one class per way, chosen here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hocket.comm.algorithms.gpu_reductions import Nccl, Staged
+from hocket.comm.algorithms.hierarchical import Hierarchical
+from hocket.comm.algorithms.memory_reductions import DIRECT_BYTES, Direct, Split, TwoPhase
+from hocket.comm.algorithms.network_reductions import Flat
+from hocket.comm.exchange import Algorithm, Alone
+from hocket.comm.layout import Layout
+
+if TYPE_CHECKING:
+    from hocket.comm.communicator import Communicator
+
+
+def choose(communicator: Communicator, layout: Layout, *, background: bool, private: bool) -> Algorithm:
+    """The fastest way for these ranks, this device and so many bytes; collective. See ``Communicator.exchange``."""
+    on_gpu = layout.device.type != "cpu"
+    if on_gpu and communicator.nccl is not None:
+        return Nccl(communicator.nccl, communicator.size, communicator.meet, layout, background=background)
+    if communicator.size == 1:
+        return Alone(layout)
+    if on_gpu:
+        return Staged(choose(communicator, layout.on_cpu(), background=background, private=True), layout)
+    memory, lane = communicator.on_host.memory, communicator.open_lane()
+    if lane is not None and len(lane.topology.local) == 1:
+        return Flat(lane, layout, in_place=private)
+    assert memory is not None
+    if lane is not None:
+        return Hierarchical(lane, layout, memory, private=private)
+    if background:
+        return Split(memory, layout)
+    total = sum(bucket.nbytes for bucket in layout.buckets)
+    return (Direct if memory.size == 2 or total <= DIRECT_BYTES else TwoPhase)(memory, layout)

@@ -1,0 +1,137 @@
+"""Means of what lies on GPUs: by NCCL between GPUs, or through the CPU where workers share one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hocket import spans
+from hocket.comm.exchange import Algorithm, Ticket
+from hocket.comm.layout import Layout
+from hocket.transport.gate import Description
+from hocket.transport.nccl import NcclGroup
+
+Meet = Callable[[int, int, Description], list[int]]
+
+
+class Nccl(Algorithm):
+    """Each bucket is added up in place, on NCCL's own stream, while the backward pass goes on.
+
+    Args:
+        group: The GPUs of all ranks.
+        size: How many ranks there are.
+        meet: Compares the ranks' tickets over the CPU, so that nobody waits for a GPU.
+        layout: Where each tensor lies.
+        background: Whether ``begin`` sends everything off; else nothing more than what was ready is sent before ranks
+            have found that they do the same.
+    """
+
+    def __init__(self, group: NcclGroup, size: int, meet: Meet, layout: Layout, *, background: bool) -> None:
+        self._group, self._meet, self._background = group, meet, background
+        self._scale = 1 / size
+        self.overlaps = len(layout.buckets) > 1
+        self.slots = self.results = layout.allocate()
+        self._complete = bytearray(len(self.slots))
+        self._works: list[Any] = []
+        self._sent_at: list[float] = []
+        self._names = layout.bucket_names
+        self._group.users.add(self)
+
+    def ready(self, bucket: int) -> None:
+        self._complete[bucket] = 1
+        if len(self._group.users) == 1:  # which of several models is ready first may differ between ranks
+            self._send()
+
+    def _send(self) -> None:
+        while (bucket := len(self._works)) < len(self.slots):
+            idle = bucket in self.idle  # it never becomes complete, and holds up nobody
+            if not (idle or self._complete[bucket]):
+                break
+            self._sent_at.append(time.perf_counter())
+            self._works.append(None if idle else self._group.start_sum(self.slots[bucket].mul_(self._scale)))
+
+    def close(self) -> None:
+        self._group.users.discard(self)
+
+    def begin(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        if self._background:
+            self._send_all()
+
+    def finish(self) -> list[int]:
+        payloads = self._meet(*self._ticket)
+        self._send_all()
+        for bucket, work in enumerate(self._works):
+            if work is not None:
+                self._group.wait(work)
+                spans.add(
+                    spans.EXCHANGE, f"{self._names[bucket]} under way", self._sent_at[bucket], time.perf_counter(),
+                    track=f"bucket {bucket + 1}",
+                )  # fmt: skip
+        self._works.clear()
+        self._sent_at.clear()
+        self._complete = bytearray(len(self.slots))
+        return payloads
+
+    def _send_all(self) -> None:
+        self._complete = bytearray(b"\1" * len(self.slots))
+        self._send()
+
+
+class Staged(Algorithm):
+    """Copies every bucket to pinned memory of the CPU, on a stream of its own, and has ``inner`` average it there."""
+
+    def __init__(self, inner: Algorithm, layout: Layout) -> None:
+        self._inner = inner
+        self.overlaps = inner.overlaps
+        self.slots = layout.allocate()
+        self.results = layout.allocate()
+        self._pinned = [torch.empty(b.count, dtype=b.dtype, pin_memory=True) for b in layout.buckets]
+        self._stream = torch.cuda.Stream(layout.device)
+        self._copied = bytearray(len(self.slots))
+        self._pending: list[tuple[int, torch.cuda.Event]] = []
+
+    def ready(self, bucket: int) -> None:
+        self._copied[bucket] = 1
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._pinned[bucket].copy_(self.slots[bucket], non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._pending.append((bucket, event))
+        self.progress()
+
+    def progress(self) -> None:
+        while self._pending and self._pending[0][1].query():
+            bucket, _ = self._pending.pop(0)
+            self._inner.claim()
+            self._inner.slots[bucket].copy_(self._pinned[bucket])
+            self._inner.ready(bucket)
+        self._inner.progress()
+
+    def begin(self, ticket: Ticket) -> None:
+        self._bring()
+        self._inner.begin(ticket)
+
+    def finish(self) -> list[int]:
+        payloads = self._inner.finish()
+        for result, pinned, averaged in zip(self.results, self._pinned, self._inner.results, strict=True):
+            pinned.copy_(averaged)
+            result.copy_(pinned, non_blocking=True)
+        self._copied = bytearray(len(self.slots))
+        return payloads
+
+    def _bring(self) -> None:
+        """Have everything on the CPU."""
+        self._inner.idle = self.idle
+        for bucket, copied in enumerate(self._copied):
+            if not copied:
+                self.ready(bucket)
+        self._stream.synchronize()
+        self.progress()
+
+    def close(self) -> None:
+        self._inner.close()

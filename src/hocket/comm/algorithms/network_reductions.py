@@ -1,0 +1,271 @@
+"""Means over several hosts, one worker on each, bucket by bucket, while the backward pass goes on.
+
+A bucket whose values are all there is sent off at once, in the order of the buckets, by Gloo's own threads. Nothing of
+this has a thread of its own: what is ready is moved on whenever a gradient arrives, and at the end.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from hocket import spans
+from hocket.comm.exchange import Algorithm, Ticket
+from hocket.comm.layout import Bucket, Layout
+from hocket.comm.topology import Topology
+from hocket.transport.gate import Description
+from hocket.transport.process_group import ProcessGroup
+
+_LOOK_AT_ALL, _LOOK_EVERY = 16, 16  # exchanges whose times are taken: the first ones, then one in so many
+_LATE = 0.001  # seconds from which a worker counts as late
+_ENTRY = struct.Struct("<qqI")
+
+
+@dataclass
+class NetworkTimes:
+    """How much of a worker's communication between hosts was hidden behind its computation, since it started.
+
+    Attributes:
+        host: The worker's host.
+        under_way: Seconds in which buckets were under way, of the exchanges that were looked at.
+        exposed: Seconds of these in which the worker did nothing but wait for them.
+        waited_for: Seconds that the worker waited because a host's slowest worker was not there yet, by host.
+    """
+
+    host: str
+    under_way: float = 0.0
+    exposed: float = 0.0
+    waited_for: dict[str, float] = field(default_factory=dict)
+
+    def wait_for(self, host: str, seconds: float) -> None:
+        """This worker was there, and ``host`` was not."""
+        self.waited_for[host] = self.waited_for.get(host, 0.0) + seconds
+
+    def settle(self, trips: list[tuple[float, float]], blocked_since: float) -> None:
+        """An exchange is over.
+
+        Args:
+            trips: From when to when each bucket was under way.
+            blocked_since: When the worker began to do nothing but wait.
+        """
+        reached = 0.0
+        for start, end in sorted(trips):
+            begin = max(start, reached)
+            if end > begin:
+                self.under_way += end - begin
+                self.exposed += max(0.0, end - max(begin, blocked_since))
+                reached = end
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one exchange over several hosts has for itself.
+
+    Attributes:
+        topology: Who is where.
+        group: The ranks that carry the same slice as this one; None if this rank carries none.
+        times: Where the times go.
+        begin: To be called when a round begins that all ranks must take part in.
+        compare: Raises if the ranks' numbers differ.
+    """
+
+    topology: Topology
+    group: ProcessGroup | None
+    times: NetworkTimes
+    begin: Callable[[], None]
+    compare: Callable[[list[int], Description], None]
+
+
+class Entry(NamedTuple):
+    """What one rank says in the header: its ticket's number and payload, and microseconds that it was busy before."""
+
+    number: int
+    payload: int
+    busy: int
+
+
+class Header:
+    """A few numbers of each of ``size`` ranks that travel with the data.
+
+    Each rank has elements of its own behind the data of a bucket, one for each byte, which all others leave zero: the
+    sum over the ranks then has them all, whatever floating-point type the bucket is of, and no message more is sent.
+
+    Attributes:
+        count: How many elements the header has.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.count = size * _ENTRY.size
+
+    def write(self, elements: torch.Tensor, rank: int, entry: Entry) -> None:
+        """Let the ``elements`` of this rank be ``entry``, and zero for the others."""
+        raw = _ENTRY.pack(entry.number, entry.payload, min(entry.busy, 0xFFFFFFFF))
+        values = bytearray(self.count)
+        values[rank * len(raw) : (rank + 1) * len(raw)] = raw
+        elements.copy_(torch.frombuffer(values, dtype=torch.uint8))
+
+    def read(self, elements: torch.Tensor) -> list[Entry]:
+        """What every rank has said, from the sum of their elements."""
+        raw = bytes(elements.to(torch.uint8).tolist())
+        return [Entry(*fields) for fields in _ENTRY.iter_unpack(raw)]
+
+
+class NetworkReduction(Algorithm):
+    """What ``Flat`` and ``Hierarchical`` have in common: the order of buckets, the header, the times."""
+
+    def __init__(self, lane: Lane, layout: Layout) -> None:
+        topology = lane.topology
+        self.overlaps = len(layout.buckets) > 1
+        self._lane, self._topology, self._group = lane, topology, lane.group
+        self._header = Header(topology.size)
+        self._data = layout.buckets
+        *first, last = layout.buckets
+        self._buckets = [*first, Bucket(last.dtype, last.count + self._header.count)]
+        self._complete = bytearray(len(self._buckets))
+        self._next = 0  # the bucket to be sent off next
+        self._works: list[Any] = [None] * len(self._buckets)
+        self._rounds = 0
+        self._sent_at: dict[int, float] = {}  # of buckets that are under way and whose times are taken
+        self._trips: list[tuple[float, float]] = []  # of buckets that have arrived in this round
+        self._idle_since = time.perf_counter()
+        self._names = layout.bucket_names
+
+    def ready(self, bucket: int) -> None:
+        self._complete[bucket] = 1
+        last = len(self._buckets) - 1
+        # The header, which is in the last bucket, is not known yet. Idle buckets hold up nobody.
+        while self._next < last and (self._complete[self._next] or self._is_idle(self._next)):
+            self._offer(self._next)
+            self._next += 1
+        self.progress()
+
+    def begin(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self._lane.begin()
+        busy = int((time.perf_counter() - self._idle_since) * 1e6)
+        self._header.write(self._header_of(self._mine), self._topology.rank, Entry(ticket.number, ticket.payload, busy))
+        for bucket in range(self._next, len(self._buckets)):
+            self._offer(bucket)
+        self._next = len(self._buckets)
+        self.progress()
+
+    def finish(self) -> list[int]:
+        what, blocked_since = self._ticket.what, time.perf_counter()
+        for bucket in range(len(self._buckets)):
+            self._finish(bucket, what)
+        self._complete = bytearray(len(self._buckets))
+        self._next = 0
+        entries = self._header.read(self._header_of(self._sums))
+        self._end()
+        self._take_times(entries, blocked_since)
+        self._lane.compare([entry.number for entry in entries], what)
+        return [entry.payload for entry in entries]
+
+    def progress(self) -> None:
+        if self._sent_at:
+            self._note_arrivals()
+
+    _mine: list[torch.Tensor]
+    """What this rank contributes, header included."""
+
+    _sums: list[torch.Tensor]
+    """The sums over all ranks, header included."""
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    def _end(self) -> None:
+        """An exchange is over."""
+
+    def _is_idle(self, bucket: int) -> bool:
+        return bucket in self.idle and bucket < len(self._buckets) - 1  # the last one has the header
+
+    @abstractmethod
+    def _offer(self, bucket: int) -> None:
+        """This rank's part of ``bucket`` is complete."""
+
+    @abstractmethod
+    def _finish(self, bucket: int, what: Description) -> None:
+        """Wait until the sum over all ranks is there."""
+
+    def _send(self, bucket: int, tensor: torch.Tensor) -> None:
+        """Begin to add up ``tensor`` over the lane."""
+        assert self._group is not None
+        if not tensor.numel():
+            return  # as it is for all of the lane
+        self._works[bucket] = self._group.start_sum(tensor)
+        if self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0 or spans.are_kept():
+            self._sent_at[bucket] = time.perf_counter()
+
+    def _await(self, bucket: int, what: Description) -> None:
+        """Until what was sent of ``bucket`` has been added up."""
+        work, self._works[bucket] = self._works[bucket], None
+        if work is not None and self._group is not None:
+            begin = time.perf_counter()
+            self._group.wait(work, what)
+            self._note_arrivals()
+            spans.add(spans.WAIT, f"wait for bucket {bucket + 1}", begin, time.perf_counter())
+
+    def _note_arrivals(self) -> None:
+        """Take the times of buckets that have arrived.
+
+        Not by a callback of Gloo's: its threads would call Python even when the interpreter has ended, and abort.
+        """
+        now = time.perf_counter()
+        for bucket in list(self._sent_at):
+            work = self._works[bucket]
+            if work is None or work.is_completed():
+                sent_at = self._sent_at.pop(bucket)
+                self._trips.append((sent_at, now))
+                name, track = f"{self._names[bucket]} under way", f"bucket {bucket + 1}"
+                spans.add(spans.EXCHANGE, name, sent_at, now, track=track)
+
+    def _header_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        return tensors[-1][self._data[-1].count :]
+
+    def _take_times(self, entries: list[Entry], blocked_since: float) -> None:
+        self._rounds += 1
+        slowest = max(range(len(entries)), key=lambda rank: entries[rank].busy)
+        late = (entries[slowest].busy - entries[self._topology.rank].busy) / 1e6
+        if late > _LATE:
+            self._lane.times.wait_for(self._topology.name_of(slowest), late)
+            end = min(time.perf_counter(), blocked_since + late)
+            spans.add(spans.WAIT, f"{spans.WAIT_FOR} rank {slowest}", blocked_since, end, track="waiting")
+        self._lane.times.settle(self._trips, blocked_since)
+        self._trips.clear()
+        self._idle_since = time.perf_counter()
+
+
+class Flat(NetworkReduction):
+    """On a host with one worker, which adds up its own slot, or a copy of it if the slot is to be left as it is."""
+
+    def __init__(self, lane: Lane, layout: Layout, *, in_place: bool) -> None:
+        super().__init__(lane, layout)
+        self._mine = self._allocate()
+        self._sums = self._mine if in_place else self._allocate()
+        self.slots = [flat[: b.count] for flat, b in zip(self._mine, self._data, strict=True)]
+        self.results = [flat[: b.count] for flat, b in zip(self._sums, self._data, strict=True)]
+        if in_place:
+            self.results = self.slots
+
+    def _allocate(self) -> list[torch.Tensor]:
+        return [torch.zeros(b.count, dtype=b.dtype) for b in self._buckets]
+
+    def _offer(self, bucket: int) -> None:
+        if self._is_idle(bucket):
+            return
+        mine, sums, count = self._mine[bucket], self._sums[bucket], self._data[bucket].count
+        torch.mul(mine[:count], 1 / self._topology.size, out=sums[:count])
+        if sums is not mine:
+            sums[count:] = mine[count:]
+        self._send(bucket, sums)
+
+    def _finish(self, bucket: int, what: Description) -> None:
+        self._await(bucket, what)

@@ -1,0 +1,116 @@
+"""The group of simulated workers: what all of them would compute alike is computed once, and takes virtual time."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hocket.comm.communicator import describe, named
+from hocket.comm.exchange import Algorithm, Exchange, Ticket
+from hocket.comm.kernels import average_into, reduce_into
+from hocket.comm.layout import Layout
+from hocket.comm.shared import SharedCommunicator
+from hocket.comm.topology import Topology
+from hocket.transport.gate import signature
+from hocket.transport.simulated import Speed
+from hocket.transport.simulated_memory import SimulatedMemory
+
+
+class SimulatedCommunicator(SharedCommunicator):
+    """Simulated workers in one process.
+
+    Args:
+        memory: Where they meet.
+        speed: The network between any two of them. A collective takes as long as on a ring.
+    """
+
+    def __init__(self, memory: SimulatedMemory, speed: Speed) -> None:
+        super().__init__(memory)
+        self._simulated, self._speed = memory, speed
+        self.way = "simulated"
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(self.rank, (tuple(range(self.size)),), (platform.node(),))
+
+    def now(self) -> float:
+        return self._simulated.host.simulation.now()
+
+    def ring_seconds(self, nbytes: int) -> float:
+        """How long it takes until all ranks have the sum of so many bytes."""
+        steps = 2 * (self.size - 1)
+        return steps * self._speed.seconds(nbytes // self.size) if steps else 0.0
+
+    def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
+        def combine(parts: list[torch.Tensor]) -> torch.Tensor:
+            out = torch.empty_like(parts[0])
+            reduce_into(out, parts, operation)
+            return out
+
+        if self.size > 1:
+            what = f"allreduce of {describe(tensor)}, {operation}"
+            tensor.copy_(self.together(what, tensor.clone(), combine, tensor.nbytes))
+
+    def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
+        what = f"allgather of {describe(tensor)}"
+        stacked: torch.Tensor = self.together(what, tensor.clone(), torch.stack, tensor.nbytes * self.size)
+        return stacked.clone()
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        what = f"broadcast of {describe(tensor)} from rank {root}"
+        mine = tensor.clone() if self.rank == root else None
+        tensor.copy_(self.together(what, mine, lambda parts: parts[root], tensor.nbytes))
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        found: list[bytes] = self.together("an exchange of descriptions", data, list, len(data) * self.size)
+        return list(found)
+
+    def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
+        return Exchange(layout, [SimulatedMean(self, self._simulated, layout) for _ in range(turns)])
+
+    def together(self, what: str, mine: Any, combine: Callable[[list[Any]], Any], nbytes: int) -> Any:
+        """What ``combine`` makes of that of all ranks; it takes the time of so many bytes on a ring."""
+        what = named(what)
+        _, result = self._simulated.bring(signature(what), 0, what, mine, combine)
+        self.sleep(self.ring_seconds(nbytes))
+        return result
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        if seconds > 0:
+            self._simulated.host.simulation.sleep(seconds)
+
+
+class SimulatedMean(Algorithm):
+    """The last rank that comes averages all slots, and everyone takes the means when they would have arrived."""
+
+    def __init__(self, group: SimulatedCommunicator, memory: SimulatedMemory, layout: Layout) -> None:
+        self._group, self._memory = group, memory
+        self.slots, self.results = layout.allocate(), layout.allocate()
+        self._nbytes = sum(bucket.nbytes for bucket in layout.buckets)
+        self._begun = 0.0
+
+    def begin(self, ticket: Ticket) -> None:
+        super().begin(ticket)
+        self._begun = self._group.now()
+
+    def finish(self) -> list[int]:
+        payloads, (begun, means) = self._memory.bring(*self._ticket, (self._begun, self.slots), self._average)
+        for result, mean in zip(self.results, means, strict=True):
+            result.copy_(mean)
+        self._group.sleep(begun + self._group.ring_seconds(self._nbytes) - self._group.now())
+        return payloads
+
+    def _average(self, brought: list[tuple[float, list[torch.Tensor]]]) -> tuple[float, list[torch.Tensor]]:
+        """When the last rank began, and the means."""
+        means = [torch.empty_like(slot) for slot in self.slots]
+        for bucket, mean in enumerate(means):
+            parts = [slots[bucket] for _, slots in brought]
+            if len(parts) > 1:
+                average_into(mean, parts)
+            else:
+                mean.copy_(parts[0])
+        return max(begun for begun, _ in brought), means

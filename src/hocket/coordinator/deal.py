@@ -1,0 +1,149 @@
+"""A worker's end of the dealer: it takes one batch after the other, as it gets ready, or several at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hocket.coordinator.client import Coordinator
+from hocket.coordinator.service import Ask
+
+_LEASE = 0.03  # seconds that the batches of one lease are to take
+_MOST = 256
+
+
+class Deal:
+    """The batches of one loader; all workers make their deals in the same order.
+
+    Args:
+        coordinator: Deals out.
+
+    Attributes:
+        leases: Whether several batches are taken at once, if they are done in a moment. What a worker has done of
+            them, the queue hears with the next question.
+        in_step: Whether all workers take as many batches, each its own, as long as none is lost.
+        before_state: Called before the queue is asked for its state: may say what is done.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator, self._clock = coordinator, coordinator.clock
+        self.number = len(coordinator.deals)
+        coordinator.deals.append(self)
+        self.leases = self.in_step = False
+        self.before_state: Callable[[], None] = lambda: None
+        self._finished: list[int] = []
+        self._refused: list[int] = []
+        self._end: int | None = None
+        self._last: tuple[int, int | None] = 0, None
+        self._taken: list[int] = []  # already, of the epoch that was asked for last
+        self._paces: dict[int, tuple[int, float]] = {}  # for each number, what was known when it was dealt
+        self._asked, self._got = 0.0, 0  # when, and how many it were
+        self._overdue = 0.0  # when those are to be done
+
+    def take(self, epoch: int, total: int | None) -> int | None:
+        """The next batch of an epoch for this worker, or None when there is none to be had now.
+
+        Args:
+            epoch: Of the loader.
+            total: How many batches it has, if that is known.
+        """
+        if epoch != self._last[0]:
+            self._taken, self._got, self._paces = [], 0, {}
+        self._last = epoch, total
+        if self._taken and self._clock() > self._overdue:
+            self._spare()
+        if not self._taken:
+            found, more = self._ask(epoch, total, wait=False)
+            if not isinstance(found, int):
+                return None
+            self._taken = sorted([found, *more])
+        return self._taken.pop(0)
+
+    def wait(self) -> bool:
+        """Whether there is a batch after all; blocks while others hold batches that may come back.
+
+        Whoever calls it has done all that it took.
+        """
+        found, _ = self._ask(*self._last, wait=True)
+        self._taken = [found] if isinstance(found, int) else []
+        return bool(self._taken)
+
+    def pace(self, number: int) -> tuple[int, float] | None:
+        """Batches that this worker has had with this one, and all on the average; None where that is not counted."""
+        return self._paces.pop(number, None)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this worker has asked for last."""
+        return self._last[0]
+
+    def refuse(self, numbers: Sequence[int]) -> None:
+        """The servers came to know of batches too late: they do not count; told with the next question."""
+        self._refused += numbers
+
+    def finish(self, numbers: Sequence[int]) -> None:
+        """Batches are done; told with the next question."""
+        self._finished += numbers
+
+    def end(self, total: int) -> None:
+        """There are only so many batches; told with the next question."""
+        self._end = total
+
+    def give_back(self, numbers: Sequence[int], *, leaves: bool = True) -> None:
+        """Batches that this worker took and will not use are for others.
+
+        Args:
+            numbers: Of them; those that it has not even asked for come with them.
+            leaves: Whether the loop is over, or was left, so that others get all that would have been this worker's.
+        """
+        head = {"numbers": [*numbers, *self._taken], "left": self._last[0] if leaves else None, "spare": False}
+        self._taken = []
+        self._request(Ask.GIVE_BACK, head)
+
+    def state(self) -> dict[str, Any]:
+        """Which batches are not done, for a checkpoint."""
+        self.before_state()
+        state: dict[str, Any] = self._request(Ask.QUEUE, {})["state"]
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there; one worker does so, before any takes a batch."""
+        self._request(Ask.RESTORE, {"state": state})
+
+    def _ask(self, epoch: int, total: int | None, *, wait: bool) -> tuple[int | str, list[int]]:
+        head = {
+            "epoch": epoch,
+            "total": total,
+            "end": self._end,
+            "wait": wait,
+            "more": self._wanted() - 1,
+            "in_step": self.in_step,
+        }
+        self._end = None
+        answer = self._request(Ask.TAKE, head)
+        more: list[int] = answer.get("more", [])
+        if isinstance(answer["batch"], int) and answer["pace"] is not None:
+            own, everyone = answer["pace"]
+            self._paces[answer["batch"]] = own, everyone
+        self._asked, self._got = self._clock(), 1 + len(more)
+        self._overdue = self._asked + 2 * _LEASE
+        return answer["batch"], more
+
+    def _spare(self) -> None:
+        """Batches take longer than those before them: what is left of the lease is for others, if they have none."""
+        if self._request(Ask.GIVE_BACK, {"numbers": self._taken, "left": None, "spare": True})["taken"]:
+            self._got, self._taken = self._got - len(self._taken), []
+        self._overdue = self._clock() + _LEASE
+
+    def _request(self, kind: Ask, head: dict[str, Any]) -> dict[str, Any]:
+        """Ask, and tell which batches are done and which were refused."""
+        told = {"queue": self.number, "done": self._finished, "refused": self._refused}
+        self._finished, self._refused = [], []
+        return self._coordinator.link.request(kind, {**told, **head})[0]
+
+    def _wanted(self) -> int:
+        """As many batches as take a moment, going by those before them; not many more than last time."""
+        if not self.leases or not self._got:
+            return 1
+        each = (self._clock() - self._asked) / self._got
+        return max(1, min(int(_LEASE / max(each, 1e-6)), 2 * self._got, _MOST))

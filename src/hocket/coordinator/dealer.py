@@ -1,0 +1,264 @@
+"""Deals out the batches of an epoch: who is ready takes the next, and what a lost worker held is dealt again.
+
+Where workers are in step, each has numbers of its own instead: rank r of P has r, r + P, r + 2P … Batches of workers
+that are lost, or have left the loop, go to workers that have done all of their own.
+
+A batch is done when its worker says so. A worker with parameter servers may die between its push and that word, so
+whoever tells of a loss, or asks for the state, says which batches the servers have: those are not dealt again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.coordinator.waiting import Condition, Wait
+from hocket.transport.replies import Note
+
+
+@dataclass
+class _Epoch:
+    number: int = 0
+    next: int = 0
+    total: int | None = None  # None: until somebody finds the end
+    held: dict[int, int] = field(default_factory=dict)  # batch, and the rank that has it
+    kept: set[int] = field(default_factory=set)  # what servers have of lost workers, applied or soon to be
+    again: list[int] = field(default_factory=list)  # to be dealt again
+    ranks: int = 0  # workers in step; 0 if they are not
+    ahead: dict[int, int] = field(default_factory=dict)  # the next number of a rank's own
+    got: Counter[int] = field(default_factory=Counter)  # how many numbers each has had
+    gone: set[int] = field(default_factory=set)  # who is lost, or has left the loop
+    helpers: set[int] = field(default_factory=set)  # who has done all of its own
+
+    def own(self, rank: int) -> int:
+        """The next number of a rank's own, which there may not be any more."""
+        return self.ahead.get(rank, rank)
+
+    def has(self, number: int) -> bool:
+        return self.total is None or number < self.total
+
+
+class Dealer:
+    """Deals out the numbers of one loader's batches, in the order that all workers know.
+
+    Args:
+        condition: Guards everything here.
+        live: The ranks that are in the job now.
+        timeout: Seconds that one may wait for batches that others hold.
+        clock: Tells the time.
+    """
+
+    def __init__(
+        self,
+        condition: Condition,
+        live: Callable[[], Collection[int]],
+        timeout: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._condition, self._timeout, self._clock = condition, timeout, clock
+        self._now, self._live = _Epoch(), live
+
+    def take(self, rank: int, epoch: int, total: int | None, wait: Note | None = None, ranks: int = 0) -> int | str:
+        """The next batch of ``epoch`` for a worker.
+
+        Args:
+            rank: Of the worker.
+            epoch: That it is in; the first to come begins it.
+            total: How many batches the epoch has, if that is known.
+            wait: To block while others still hold batches that may come back: is told now and then who they are.
+            ranks: How many workers there are, if they are in step.
+
+        Returns:
+            A number, ``"over"`` when all batches are done, or ``"held"`` when others still hold some.
+
+        Raises:
+            DeadlineExceeded: another worker is alive but has kept its batch too long.
+        """
+        with self._condition:
+            if epoch > self._now.number:
+                self._now = _Epoch(epoch)
+            if epoch == self._now.number:
+                self._enter(rank, total, ranks, helps=wait is not None)
+            waiting: Wait | None = None
+            while True:
+                now = self._now
+                if epoch < now.number:
+                    return "over"
+                if (number := self._pick(rank)) is not None:
+                    now.held[number] = rank
+                    now.got[rank] += 1
+                    return number
+                if not (others := self._others(rank)):
+                    return "over"
+                if wait is None:
+                    return "held"
+                waiting = waiting or Wait(self._condition, self._timeout, self._clock, wait, "end a batch")
+                waiting.sleep(others)
+
+    def _enter(self, rank: int, total: int | None, ranks: int, *, helps: bool) -> None:
+        now = self._now
+        if now.total is None:
+            now.total = total
+        if ranks and not now.ranks:
+            now.ranks, now.gone = ranks, set(range(ranks)) - set(self._live())
+        now.gone.discard(rank)
+        if helps:
+            now.helpers.add(rank)
+
+    def _pick(self, rank: int) -> int | None:
+        """A number that is to be had for a worker now."""
+        now = self._now
+        if not now.ranks:
+            if now.again:
+                return now.again.pop(0)
+            if now.has(now.next):
+                now.next += 1
+                return now.next - 1
+            return None
+        for place, number in enumerate(now.again):
+            if number % now.ranks == rank or rank in now.helpers:
+                return now.again.pop(place)
+        owners = [rank, *(sorted(now.gone, key=now.own) if rank in now.helpers else ())]
+        for owner in owners:
+            if now.has(number := now.own(owner)):
+                now.ahead[owner] = number + now.ranks
+                return number
+        return None
+
+    def _others(self, rank: int) -> list[int]:
+        """Those for whose batches a worker has to wait, because they may come back."""
+        now = self._now
+        found = {*now.held.values()} | {r for r in range(now.ranks) if r not in now.gone and now.has(now.own(r))}
+        return sorted(found - {rank})
+
+    def pace(self, rank: int) -> tuple[int, float] | None:
+        """Where workers are in step: batches that one has had, and what all had on the average.
+
+        The others are as far as this one, but for those who are gone: with these it takes more batches of each that is
+        left to do the same.
+        """
+        with self._condition:
+            now = self._now
+            if not now.ranks:
+                return None
+            own, gone = now.got[rank], now.gone - {rank}
+            everyone = own * (now.ranks - len(gone)) + sum(now.got[each] for each in gone)
+            return own, min(everyone, everyone if now.total is None else now.total) / now.ranks
+
+    def take_more(self, rank: int, epoch: int, count: int, workers: int) -> list[int]:
+        """Up to ``count`` more batches for a worker that just took one; fewer towards the end, so that none is idle.
+
+        Half of what would be its part of the rest, if all of the ``workers`` were equally fast (guided
+        self-scheduling, Polychronopoulos and Kuck 1987).
+        """
+        with self._condition:
+            now = self._now
+            if epoch != now.number or now.total is None:
+                return []
+            left = len(now.again) + now.total - now.next
+            taken = []
+            for _ in range(min(count, left // (2 * max(workers, 1)))):
+                if now.again:
+                    number = now.again.pop(0)
+                else:
+                    number, now.next = now.next, now.next + 1
+                now.held[number] = rank
+                taken.append(number)
+            return sorted(taken)
+
+    @property
+    def is_dealt_out(self) -> bool:
+        """Whether nobody can take a batch before another one is given back."""
+        with self._condition:
+            now = self._now
+            return not now.again and now.total is not None and now.next >= now.total
+
+    def end(self, epoch: int, total: int) -> None:
+        """There are only so many batches."""
+        with self._condition:
+            if epoch == self._now.number:
+                self._now.total = min(total, self._now.total if self._now.total is not None else total)
+                self._now.held = {number: rank for number, rank in self._now.held.items() if number < total}
+                self._now.again = [number for number in self._now.again if number < total]
+                self._condition.notify_all()
+
+    def finish(self, rank: int, numbers: tuple[int, ...]) -> None:
+        """Batches that a worker held are done, on all servers."""
+        with self._condition:
+            for number in numbers:
+                if self._now.held.get(number) == rank:
+                    del self._now.held[number]
+            self._condition.notify_all()
+
+    def give_back(self, rank: int, numbers: tuple[int, ...]) -> None:
+        """Batches that a worker held did not count, and are dealt again."""
+        with self._condition:
+            for number in numbers:
+                if self._now.held.get(number) == rank:
+                    del self._now.held[number]
+                    self._now.again = sorted([*self._now.again, number])
+                    self._now.got[rank] -= 1
+            self._condition.notify_all()
+
+    def leave(self, rank: int, epoch: int) -> None:
+        """A worker has left the loop over ``epoch``: what it would have had is for others, unless it comes back."""
+        with self._condition:
+            if epoch == self._now.number:
+                self._now.gone.add(rank)
+                self._now.helpers.discard(rank)
+                self._condition.notify_all()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose batches are dealt out now."""
+        return self._now.number
+
+    def held(self, rank: int | None = None) -> list[int]:
+        """The batches that a worker has taken and not done; of anybody, those that servers kept of lost ones, too."""
+        with self._condition:
+            kept = self._now.kept if rank is None else ()
+            return sorted([*kept, *(number for number, holder in self._now.held.items() if rank in (None, holder))])
+
+    def lose(self, rank: int, kept: Collection[int] = ()) -> list[int]:
+        """A worker has died; the batches that it held, which others get now.
+
+        Args:
+            rank: The worker.
+            kept: Batches of this epoch that count although their worker has not said so: the servers have them.
+        """
+        with self._condition:
+            held = [number for number, holder in self._now.held.items() if holder == rank]
+            lost = sorted(set(held) - set(kept))
+            for number in held:
+                del self._now.held[number]
+            self._now.kept |= set(held) - set(lost)
+            self._now.again = sorted(self._now.again + lost)
+            self._now.got[rank] -= len(lost)
+            self._now.gone.add(rank)
+            self._condition.notify_all()
+            return lost
+
+    def state(self, applied: Collection[int] = ()) -> dict[str, Any]:
+        """Which batches of which epoch are not done, as plain data.
+
+        Args:
+            applied: Batches of this epoch that are in the servers' parameters, whether or not that was said.
+        """
+        with self._condition:
+            now = self._now
+            next_one, again = now.next, {*now.again, *now.held, *now.kept} - set(applied)
+            if now.ranks:
+                reached = [now.own(rank) for rank in range(now.ranks)]
+                next_one = max(max(reached) - now.ranks + 1, 0)
+                again |= {n for n in range(min(reached), next_one) if n >= reached[n % now.ranks]}
+            return {"epoch": now.number, "next": next_one, "again": sorted(filter(now.has, again))}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state`` gave; nobody holds anything."""
+        with self._condition:
+            again = [int(number) for number in state["again"]]
+            self._now = _Epoch(int(state["epoch"]), int(state["next"]), again=again)

@@ -1,0 +1,86 @@
+"""The one place that knows who is in the job: who is expected, here, finished or lost."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker.
+
+    Attributes:
+        rank: The worker's number in the job.
+        said: What the worker has said of itself when it joined: its host, and where others reach it.
+    """
+
+    rank: int
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who is in the job now.
+
+    Attributes:
+        generation: Rises whenever a worker is lost, has finished or comes back.
+        members: Those who are expected or here, by rank.
+    """
+
+    generation: int
+    members: tuple[Member, ...]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of all members."""
+        return [member.rank for member in self.members]
+
+
+class Ledger:
+    """Who of ``workers`` is in the job; every method may be called by any thread.
+
+    A worker that has not joined yet is expected, and counts as a member: others wait for it.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._said: dict[int, dict[str, Any]] = {}
+        self._gone: dict[int, str] = {}  # how each was lost; empty for one that has finished
+
+    def membership(self) -> Membership:
+        """Who is in the job now."""
+        with self._lock:
+            ranks = (rank for rank in range(self.workers) if rank not in self._gone)
+            return Membership(self._generation, tuple(Member(rank, self._said.get(rank, {})) for rank in ranks))
+
+    @property
+    def live(self) -> list[int]:
+        """The ranks that are neither lost nor have finished."""
+        with self._lock:
+            return [rank for rank in range(self.workers) if rank not in self._gone]
+
+    def is_lost(self, rank: int) -> bool:
+        """Whether a worker has died, or was taken for dead."""
+        with self._lock:
+            return bool(self._gone.get(rank))
+
+    def welcome(self, rank: int, said: dict[str, Any]) -> bool:
+        """A worker is here; whether it had been taken for dead."""
+        with self._lock:
+            self._said[rank] = said
+            was_gone = self._gone.pop(rank, None) is not None
+            self._generation += was_gone
+            return was_gone
+
+    def lose(self, rank: int, why: str) -> bool:
+        """A worker has died or, if ``why`` is empty, has finished; whether that is news."""
+        with self._lock:
+            if rank in self._gone:
+                return False
+            self._gone[rank] = why
+            self._generation += 1
+            return True

@@ -1,0 +1,174 @@
+"""Collectives among the workers that are alive: each gives some bytes, and gets those of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from hocket.coordinator.waiting import Condition, Wait
+from hocket.errors import JobError, MismatchError, ServerLost
+from hocket.transport.replies import Note
+
+_STUCK = 2.0  # seconds after which it is certain that nobody will come
+
+
+@dataclass
+class _Meeting:
+    """The n-th one that everyone comes to."""
+
+    what: str = ""
+    first: int = 0
+    given: dict[int, bytes] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)  # who has taken the result
+    result: dict[int, bytes] | None = None
+    error: str = ""
+
+
+class Meetings:
+    """Held one after the other; whoever dies is not waited for.
+
+    Args:
+        condition: Guards everything here.
+        live: The ranks that are in the job now.
+        timeout: Seconds that one may wait for others.
+        clock: Tells the time.
+    """
+
+    def __init__(
+        self,
+        condition: Condition,
+        live: Callable[[], Collection[int]],
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._condition, self._timeout, self._clock = condition, timeout, clock
+        self._find_live = live
+        self._meetings: dict[int, _Meeting] = {}
+        self._latest = 0  # that has been held
+        self._failure = ""
+        self._settling: dict[int, tuple[bool, bool]] = {}  # who waits until nobody trains, and what it said
+        self._settled: dict[int, tuple[bool, bool]] = {}  # what they are told
+        self.idle: set[int] = set()
+        """Workers that wait for batches which others hold, and will come to no meeting before they get one."""
+
+    @property
+    def _live(self) -> set[int]:
+        return set(self._find_live())
+
+    def gather(self, rank: int, number: int, what: str, data: bytes, note: Note) -> dict[int, bytes]:
+        """What all live workers give to meeting ``number``, by rank; blocks until all are there.
+
+        Raises:
+            MismatchError: another worker has come to do something else.
+            DeadlineExceeded: one is alive but did not come.
+            JobError: this worker was taken for dead, and the others have met without it.
+        """
+        with self._condition:
+            known = self._meetings.get(number)
+            was_held = known.result is not None if known is not None else number <= self._latest
+            if was_held and (known is None or rank not in known.given):
+                raise JobError(
+                    f"rank {rank} comes to {what}, and was taken for dead: its connection was broken for too long, and "
+                    "the others have gone on without it"
+                )
+            meeting = self._meetings.setdefault(number, _Meeting(what, rank))
+            if what != meeting.what and not meeting.error:
+                meeting.error = (
+                    f"the workers do not do the same: rank {meeting.first} is in {meeting.what}, rank {rank} in "
+                    f"{what}; call collectives on all ranks in the same order"
+                )
+            meeting.given[rank] = data
+            self._close(number, meeting)
+            self._look()
+            self._wait(number, meeting, note)
+            meeting.left.add(rank)
+            if meeting.left >= set(meeting.given) & self._live:
+                self._meetings.pop(number, None)
+            if meeting.error:
+                raise MismatchError(meeting.error)
+            assert meeting.result is not None
+            return meeting.result
+
+    def settle(self, rank: int, note: Note, *, has_trained: bool, stays: bool) -> tuple[bool, bool]:
+        """Wait until no worker trains; those who have are there.
+
+        A worker that comes to the end of its loop may begin another one. One that ``stays`` comes to a meeting, and
+        settles again and again with those who do train, until all stay.
+
+        Returns:
+            Whether there is something to settle, with all together, and whether all stay.
+
+        Raises:
+            DeadlineExceeded: another worker is alive and trains too long.
+        """
+        with self._condition:
+            self._settled.pop(rank, None)
+            self._settling[rank] = has_trained, stays
+            self._look()
+            wait = Wait(self._condition, self._timeout, self._clock, note, "end a training loop")
+            stuck: float | None = None  # since when all others have been idle
+            while rank not in self._settled:
+                if self._failure:
+                    raise ServerLost(self._failure)
+                missing = sorted(self._live - set(self._settling))
+                stuck = (stuck if stuck is not None else wait.seconds) if self.idle.issuperset(missing) else None
+                if stuck is not None and wait.seconds - stuck >= _STUCK:
+                    self._settling.pop(rank)
+                    raise MismatchError(_say_idle("hocket.settle()", missing))
+                wait.sleep(missing, wait.seconds + _STUCK / 2)
+            return self._settled.pop(rank)
+
+    def _look(self) -> None:
+        """Whether those who settle may do so."""
+        here = set(self._settling)
+        meeting = {rank for each in self._meetings.values() if each.result is None for rank in each.given}
+        over = all(stays for _, stays in self._settling.values())
+        if here and (self._live <= here or (over and self._live <= here | meeting)):
+            works = self._live <= here and any(has_trained for has_trained, _ in self._settling.values())
+            self._settled |= dict.fromkeys(here, (works, over))
+            self._settling.clear()
+            self._condition.notify_all()
+
+    def lose(self, rank: int) -> None:
+        """A worker has died, or said goodbye, as the ledger knows already."""
+        with self._condition:
+            self._settling.pop(rank, None)
+            self._look()
+            for number, meeting in self._meetings.items():
+                self._close(number, meeting)
+            self._condition.notify_all()
+
+    def fail(self, why: str) -> None:
+        """There can be no more meetings: whoever waits for one, or comes to one, gets ServerLost."""
+        with self._condition:
+            self._failure = why
+            self._condition.notify_all()
+
+    def _close(self, number: int, meeting: _Meeting) -> None:
+        if meeting.result is None and (meeting.error or self._live <= set(meeting.given)):
+            self._latest = max(self._latest, number)
+            meeting.result = dict(sorted(meeting.given.items()))
+            self._condition.notify_all()
+
+    def _wait(self, number: int, meeting: _Meeting, note: Note) -> None:
+        wait = Wait(self._condition, self._timeout, self._clock, note, f"come to {meeting.what}")
+        stuck: float | None = None  # since when all others have been idle
+        while meeting.result is None:
+            if self._failure:
+                raise ServerLost(self._failure)
+            missing = sorted(self._live - set(meeting.given))
+            stuck = (stuck if stuck is not None else wait.seconds) if self.idle.issuperset(missing) else None
+            if stuck is not None and wait.seconds - stuck >= _STUCK:
+                meeting.error = _say_idle(meeting.what, missing)
+                self._close(number, meeting)
+            else:
+                wait.sleep(missing, wait.seconds + _STUCK / 2)
+
+
+def _say_idle(what: str, missing: list[int]) -> str:
+    return (
+        f"{what} is called in a training loop, and rank {', '.join(map(str, missing))} has no more batches and waits "
+        "for those of others: with parameter servers workers take different numbers of batches; call collectives after "
+        "the loop"
+    )

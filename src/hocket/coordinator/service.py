@@ -1,0 +1,316 @@
+"""What the coordinator does for workers and servers: it knows who is there, holds meetings and deals out batches."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+from hocket.coordinator.board import Board
+from hocket.coordinator.dealer import Dealer
+from hocket.coordinator.ledger import Ledger
+from hocket.coordinator.meetings import Meetings
+from hocket.coordinator.waiting import Condition, Wait
+from hocket.errors import HocketError, MismatchError
+from hocket.transport.area import Area
+from hocket.transport.replies import Answer, Body, Note
+from hocket.transport.requests import BOARD, SERVER
+
+Batch = Sequence[int]
+"""Queue, epoch and number of a batch."""
+
+_PART = struct.Struct("!IQ")  # of what a meeting has brought together: rank, bytes
+
+
+class Ask(IntEnum):
+    """What workers and servers ask the coordinator for."""
+
+    GATHER = 64
+    SETTLE = 65
+    TAKE = 66
+    GIVE_BACK = 67
+    QUEUE = 68
+    RESTORE = 69
+    MEMBERSHIP = 70
+    SHARE = 71
+    SUM = 72
+    BOARD = 73
+
+
+class Tell(IntEnum):
+    """What the coordinator tells servers, and asks them."""
+
+    LOSE = 96
+    WELCOME = 97
+    APPLIED = 98
+
+
+class ServerTold(Protocol):
+    """A parameter server, as the coordinator sees it.
+
+    What all servers are told, none waits for: one may answer only when another has heard it. So these methods return
+    at once, and what they return is called for the answer.
+    """
+
+    def lose(self, rank: int, why: str, held: Sequence[Batch]) -> Callable[[], dict[str, Any]]:
+        """Tell the server of a loss; the ``round`` that ends without the worker, and what of ``held`` is ``kept``."""
+        ...
+
+    def welcome(self, rank: int) -> Callable[[], Any]:
+        """Tell the server that a worker is there after all."""
+        ...
+
+    def applied(self, held: Sequence[Batch]) -> Sequence[Batch]:
+        """Those of ``held`` that are in the server's parameters."""
+        ...
+
+
+class CoordinatorService:
+    """One job's coordinator.
+
+    Args:
+        workers: How many the job has.
+        servers: How many parameter servers it has.
+        timeout: Seconds that a worker may wait for others.
+        reach: Makes the connection to a server from what that server has said of itself.
+        make_condition: Makes the locks; a simulation has its own.
+        clock: Tells the time.
+    """
+
+    who = "the coordinator"
+
+    def __init__(
+        self,
+        workers: int,
+        servers: int,
+        timeout: float,
+        reach: Callable[[int, dict[str, Any]], ServerTold],
+        make_condition: Callable[[], Condition] = threading.Condition,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ledger = Ledger(workers)
+        self.meetings = Meetings(make_condition(), lambda: self.ledger.live, timeout, clock)
+        self.sums = Meetings(make_condition(), lambda: range(servers), timeout, clock)
+        self.servers: dict[int, ServerTold] = {}
+        self.refused: Counter[str] = Counter()
+        self.say: Callable[[str], None] = lambda _: None
+        self._workers, self._expected, self._timeout, self._reach = workers, servers, timeout, reach
+        self._make_condition, self._clock = make_condition, clock
+        self._roster: dict[int, dict[str, Any]] = {}  # where each server is reached
+        self._coming = make_condition()
+        self.board = Board(make_condition(), clock)
+        self._lock = threading.Lock()
+        self._dealers: dict[int, Dealer] = {}
+        self._areas: dict[int, Area] = {}
+        self._answers: dict[int, Callable[[int, dict[str, Any], Body, Note], Answer]] = {
+            Ask.GATHER: self._gather,
+            Ask.SETTLE: self._settle,
+            Ask.TAKE: self._take,
+            Ask.GIVE_BACK: self._give_back,
+            Ask.QUEUE: self._queue,
+            Ask.RESTORE: self._restore,
+            Ask.MEMBERSHIP: lambda *_: Answer({"ranks": self.ledger.live}),
+            Ask.SHARE: self._share,
+            Ask.SUM: self._sum,
+            Ask.BOARD: self._use_board,
+        }
+
+    def answer(self, peer: int, kind: int, head: dict[str, Any], body: Body, note: Note) -> Answer:
+        if (peer >= SERVER) != (kind == Ask.SUM):
+            raise ValueError(f"kind {kind} from {'a server' if peer >= SERVER else f'rank {peer}'}")
+        return self._answers[kind](peer, head, body, note)
+
+    def welcome(self, peer: int, said: dict[str, Any]) -> dict[str, Any]:
+        """A server or a worker has come; a worker is told where all servers are, and waits until they are there."""
+        if peer >= SERVER:
+            self._welcome_server(peer - SERVER, said)
+            return {}
+        if peer % BOARD >= self._workers:
+            raise ValueError(f"rank {peer % BOARD} in a job of {self._workers} workers")
+        if peer >= BOARD:
+            return {}
+        roster = self._await_servers()
+        if self.ledger.welcome(peer, said):
+            self._tell_servers(lambda server: server.welcome(peer))
+        return {"servers": roster}
+
+    def lose(self, peer: int, why: str) -> None:
+        """A worker has died or, if ``why`` is empty, finished: nobody waits for it, and its batches are dealt again."""
+        if peer >= SERVER:
+            self.sums.fail(f"server {peer - SERVER} has ended: see its output")
+            return
+        if peer >= BOARD or not self.ledger.lose(peer, why):
+            return
+        dealers = dict(self._dealers)
+        held = [batch for queue, dealer in dealers.items() for batch in _name(queue, dealer, peer)]
+        told = self._tell_servers(lambda server: server.lose(peer, why, held))
+        kept = told[0]["kept"] if told else []
+        self.meetings.lose(peer)
+        dealt = sum(len(dealer.lose(peer, _of(kept, queue, dealer))) for queue, dealer in dealers.items())
+        if why:
+            batches = f"; {dealt} of its batches {'is' if dealt == 1 else 'are'} dealt to others" if dealt else ""
+            rounds = [each["round"] for each in told if each["round"] is not None]
+            ends = f"; round {max(rounds)} ends without it" if rounds else ""
+            self.say(f"hocket: rank {peer} {why}{ends}{batches}")
+
+    def refuse(self, why: str) -> None:
+        with self._lock:
+            self.refused[why] += 1
+
+    def close(self) -> None:
+        """Give up what would outlive the coordinator in a process that goes on."""
+        for area in self._areas.values():
+            area.close_descriptor()
+
+    def _welcome_server(self, number: int, said: dict[str, Any]) -> None:
+        if not 0 <= number < self._expected:
+            raise ValueError(f"server {number} of {self._expected}")
+        server = self._reach(number, said)
+        with self._coming:
+            self.servers[number], self._roster[number] = server, said
+            self._coming.notify_all()
+
+    def _await_servers(self) -> list[dict[str, Any]]:
+        with self._coming:
+            wait = Wait(self._coming, self._timeout, self._clock, lambda *_: None, "come", "server")
+            while missing := [number for number in range(self._expected) if number not in self._roster]:
+                wait.sleep(missing)
+            return [said for _, said in sorted(self._roster.items())]
+
+    def _tell_servers(self, tell: Callable[[ServerTold], Callable[[], Any]]) -> list[Any]:
+        """What each server answers; one that is gone ends the job, which the launcher notices."""
+        told = []
+        for answer in [tell(server) for _, server in sorted(self.servers.items())]:
+            try:
+                told.append(answer())
+            except HocketError as error:
+                self.say(f"hocket: a server was not told of a change among the workers: {error}")
+        return told
+
+    def _gather(self, rank: int, head: dict[str, Any], body: Body, note: Note) -> Answer:
+        found = self.meetings.gather(rank, int(head["number"]), str(head["what"]), body.read(), note)
+        return Answer({}, [memoryview(b"".join(_PART.pack(each, len(data)) + data for each, data in found.items()))])
+
+    def _settle(self, rank: int, head: dict[str, Any], _: Body, note: Note) -> Answer:
+        works, over = self.meetings.settle(rank, note, has_trained=bool(head["has_trained"]), stays=bool(head["stays"]))
+        return Answer({"works": works, "over": over})
+
+    def _sum(self, peer: int, head: dict[str, Any], _: Body, note: Note) -> Answer:
+        """The sum of what all servers tell for an update of a table."""
+        number, what = (int(head["table"]) << 48) + int(head["update"]), f"table {int(head['table'])}"
+        found = self.sums.gather(peer - SERVER, number, what, float(head["value"]).hex().encode(), note)
+        return Answer({"total": sum(float.fromhex(part.decode()) for part in found.values())})
+
+    def _dealer(self, head: dict[str, Any]) -> Dealer:
+        number = int(head["queue"])
+        with self._lock:
+            if number not in self._dealers:
+                self._dealers[number] = Dealer(
+                    self._make_condition(), lambda: self.ledger.live, self._timeout, self._clock
+                )
+            return self._dealers[number]
+
+    def _take(self, rank: int, head: dict[str, Any], _: Body, note: Note) -> Answer:
+        dealer, epoch = self._hear(rank, head), int(head["epoch"])
+        if head["end"] is not None:
+            dealer.end(epoch, int(head["end"]))
+        total = None if head["total"] is None else int(head["total"])
+        ranks = self._workers if head["in_step"] else 0
+        if not head["wait"]:
+            found = dealer.take(rank, epoch, total, ranks=ranks)
+            more: list[int] = []
+            if isinstance(found, int) and head["more"]:
+                more = dealer.take_more(rank, epoch, int(head["more"]), len(self.ledger.live))
+            return Answer({"batch": found, "more": more, "pace": dealer.pace(rank)})
+        idle = self.meetings.idle
+        idle.add(rank)
+        try:
+            found = dealer.take(rank, epoch, total, note, ranks)
+            return Answer({"batch": found, "pace": dealer.pace(rank)})
+        finally:
+            idle.discard(rank)
+
+    def _hear(self, rank: int, head: dict[str, Any]) -> Dealer:
+        """What a worker says of its batches with each question: which are done, and which the servers refused."""
+        dealer = self._dealer(head)
+        dealer.give_back(rank, tuple(int(number) for number in head["refused"]))
+        dealer.finish(rank, tuple(int(number) for number in head["done"]))
+        return dealer
+
+    def _give_back(self, rank: int, head: dict[str, Any], _: Body, __: Note) -> Answer:
+        dealer = self._hear(rank, head)
+        taken = not head["spare"] or dealer.is_dealt_out
+        if taken:
+            dealer.give_back(rank, tuple(int(number) for number in head["numbers"]))
+        if head["left"] is not None:
+            dealer.leave(rank, int(head["left"]))
+        return Answer({"taken": taken})
+
+    def _queue(self, rank: int, head: dict[str, Any], _: Body, __: Note) -> Answer:
+        dealer, queue = self._hear(rank, head), int(head["queue"])
+        applied = self.servers[0].applied(_name(queue, dealer)) if self.servers else []
+        return Answer({"state": dealer.state(_of(applied, queue, dealer))})
+
+    def _restore(self, _: int, head: dict[str, Any], __: Body, ___: Note) -> Answer:
+        self._dealer(head).restore(head["state"])
+        return Answer({})
+
+    def _use_board(self, _: int, head: dict[str, Any], body: Body, __: Note) -> Answer:
+        board, operation, value = self.board, head["operation"], body.read()
+        if operation == "set":
+            board.set(str(head["key"]), value)
+            return Answer({})
+        if operation == "get":
+            found = board.get(str(head["key"]), float(head["seconds"]))
+            return Answer({"found": found is not None}, [] if not found else [memoryview(found)])
+        if operation == "wait":
+            return Answer({"found": board.wait([str(key) for key in head["keys"]], float(head["seconds"]))})
+        if operation == "add":
+            return Answer({"total": board.add(str(head["key"]), int(head["amount"]))})
+        if operation == "compare_set":
+            after = board.compare_set(str(head["key"]), str(head["expected"]).encode(), value)
+            return Answer({}, [memoryview(after)] if after else [])
+        if operation == "delete":
+            return Answer({"found": board.delete(str(head["key"]))})
+        if operation == "count":
+            return Answer({"count": len(board)})
+        raise ValueError(f"the board has no operation {operation!r}")
+
+    def _share(self, _: int, head: dict[str, Any], __: Body, ___: Note) -> Answer:
+        """Memory that all workers of this host have in common: the first who asks has it made."""
+        number, nbytes = int(head["number"]), int(head["nbytes"])
+        with self._lock:
+            if number not in self._areas:
+                self._areas[number] = Area.create(nbytes, "parameters")
+            area = self._areas[number]
+        if area.nbytes != Area.size(nbytes):
+            raise MismatchError(
+                f"{nbytes:,} bytes of shared memory, and another worker has asked for {area.nbytes:,}: build the "
+                "same model on every rank"
+            )
+        return Answer({"shared": True}, area=area)
+
+
+def _name(queue: int, dealer: Dealer, rank: int | None = None) -> list[list[int]]:
+    """The batches of a queue that a worker, or anybody, holds."""
+    return [[queue, dealer.epoch, number] for number in dealer.held(rank)]
+
+
+def _of(batches: Sequence[Batch], queue: int, dealer: Dealer) -> list[int]:
+    """The numbers of those batches that are of one queue, and of its epoch."""
+    return [number for of_queue, epoch, number in batches if of_queue == queue and epoch == dealer.epoch]
+
+
+def split(data: bytes) -> dict[int, bytes]:
+    """What a meeting has brought together, by rank."""
+    found, at = {}, 0
+    while at < len(data):
+        rank, length = _PART.unpack_from(data, at)
+        at += _PART.size
+        found[rank] = data[at : at + length]
+        at += length
+    return found

@@ -1,0 +1,400 @@
+"""The loader that ``distribute`` returns: the same data set and settings, this rank's batches."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from hocket.coordinator.deal import Deal
+from hocket.errors import UsageError
+from hocket.job import randomness
+from hocket.job.loader import original_loader, sharding
+from hocket.job.loader.passes import Counts, Pass, Rest, Start
+from hocket.job.loader.rounds import RoundDeal, RoundTurns, timed
+from hocket.job.loader.sharded_stream import ShardedStream, as_it_is, level
+from hocket.job.loader.sharding import SeededDataset, ShardedIndices, is_of_torch
+from hocket.job.loader.turns import Turns
+from hocket.job.loop import Batch, Loop, on_purpose
+from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
+from hocket.job.weights import weigh_share
+from hocket.job.worker import Worker
+
+Item = tuple[Any, Counts]
+
+
+class Loader:
+    """Iterates over this rank's share of ``original``.
+
+    In training, every rank sees the same number of batches; a rank without samples of its own for one repeats another,
+    with weight 0. In evaluation (``training=False``, or a loop under ``torch.no_grad()``) there are no such batches, so
+    ranks may see one batch more or less than others.
+
+    Other attributes (``dataset``, ``batch_size``, ``sampler``, …) are those of the original loader.
+
+    Attributes:
+        weight: What the batch yielded last counts, relative to those of other ranks; 0 if it is a repeated one.
+        epoch: How many passes have begun.
+        before_next: Called when a training loop asks for the next batch, so when it is done with the one before.
+    """
+
+    def __init__(self, worker: Worker, original: DataLoader[Any], *, local: bool, training: bool | None) -> None:
+        original_loader.check(original)
+        self.original, self.local = original, local
+        self.weight, self.epoch = 1.0, 0
+        self.before_next: Callable[[], None] | None = None
+        self._worker, self._training, self._trains = worker, worker.training, training
+        self._rank, self._size = (0, 1) if local else (worker.config.rank, worker.config.size)
+        self._generators = original_loader.find_generators(original)
+        if self._size > 1:
+            original_loader.check_same_data(worker.communicator, original)
+            original_loader.share_generators(worker.communicator, self._generators)
+        # PyTorch draws from it the seeds of data-loader processes; those are to differ between ranks.
+        self._generator = torch.Generator() if original.generator is not None else None
+        self._training.loaders += 1
+        self._seed = randomness.shared_seed(worker.communicator, self._training.loaders)
+        shares = not isinstance(original.dataset, IterableDataset) and not local and training is not False
+        self._shares = shares
+        self._turns: Turns | RoundTurns | None = None
+        if worker.client is not None:
+            self._turns = Turns(worker, worker.client, original, queued=shares, local=local)
+        self._stream: ShardedStream | None = None
+        self._sampler: ShardedIndices | None = None
+        self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
+        local_to = worker.communicator if local else None
+        self._length = original_loader.count_batches(original, self._sampler, self._size, local_to)
+        self._divided = False  # the data set divides itself among the ranks
+        self._pass: Pass | None = None  # the one that is going on
+        self._latest: Pass | None = None  # in training
+        self._resumed: dict[str, Any] | None = None
+        self._quiet = False  # the next pass is to draw nothing when it is opened
+
+    def __iter__(self) -> Iterator[Any]:
+        training = torch.is_grad_enabled() if self._trains is None else self._trains
+        if not self._training.loops.in_thread:
+            self._training.loops.catch_up("the next loop over a loader")
+        if not training:
+            # It must not disturb the training: neither what comes next there, nor where that is resumed.
+            aside = Pass(self.epoch)
+            if self._size > 1:
+                aside.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._seed, self.epoch, 1)))
+            return self._iterate(aside, self._open(aside), training=False)
+        self._take_back_a_glance()
+        self._find_rounds()
+        now = Pass(self.epoch + 1)
+        if self._resumed is not None:
+            now, self._resumed = Pass.resume(self._resumed, self._ranks), None
+            self._inner._iterator = None  # processes that persist would go on with what they have
+        now.passes = self._training.counts.tally.progress()
+        self.epoch = now.plan.epoch
+        if self._turns is not None:
+            self._turns.begin_pass(now.plan)
+        now.plan.deal = self._deal
+        if self._sampler is not None and not self._sampler.is_alone:
+            now.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._own_seed(), self.epoch, 2)))
+        inner = self._open(now)
+        self._pass = self._latest = now
+        return self._iterate(now, inner, training=True)
+
+    @property
+    def _deal(self) -> Deal | RoundDeal | None:
+        return self._turns.deal if self._turns is not None else None
+
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether there are servers, and workers are dealt batches as if there were none."""
+        return isinstance(self._turns, Turns) and self._turns.in_step
+
+    @property
+    def _ranks(self) -> int:
+        """How many workers' batches are counted as one."""
+        return 1 if self._deal is not None and not self._is_in_step else self._size
+
+    def _find_rounds(self) -> None:
+        """Strategies may be built after their loader."""
+        if self._turns is None and self._worker.config.size > 1 and timed(self._worker):
+            deal = RoundDeal(self._rank, self._size) if self._shares else None
+            self._turns = RoundTurns(self._worker, deal, lambda: self.before_next and self.before_next())
+
+    def _open(self, now: Pass) -> Iterator[Any]:
+        """PyTorch's iterator for a pass."""
+        quiet, self._quiet = now.plan.is_resumed or self._quiet, False
+        random = RandomState.capture()
+        if not quiet:
+            original_loader.seed_processes(self.original, self._inner, self._generator, self._worker.config.rank)
+        if self._stream is not None:
+            self._stream.prepare(now.plan.epoch, now.plan.taken)
+        elif self._sampler is not None:
+            self._sampler.plan = now.plan
+        inner = iter(self._inner)
+        if quiet:
+            random.restore()  # what the uninterrupted run drew here, it drew earlier, or not at all
+        if self._sampler is not None and now.plan.start is None:
+            self._sampler.note(now.plan)  # unless data-loader processes have been given indices already
+        return inner
+
+    def _take_back_a_glance(self) -> None:
+        """A loop that was left without any step, to look at a batch, was no pass over the data."""
+        glance = self._latest
+        if glance is None or not glance.was_left or self._training.counts.tally.progress() > glance.passes:
+            return
+        self._latest = None
+        self.epoch -= 1
+        if self._training.strategies:  # else there are no backward passes to tell a glance by
+            self._training.counts.samples -= glance.samples - glance.samples_before
+        if glance.origin is not None:
+            self._resumed = glance.origin
+            self.epoch = glance.origin["epoch"] - 1
+            if glance.random is not None:
+                self._training.keep_random(glance.random)
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError(f"{type(self.original.dataset).__name__} has no length, so its loader has none either")
+        return self._length
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    @property
+    def is_per_rank(self) -> bool:
+        """Whether every rank has a stream of data of its own."""
+        return self._worker.config.size > 1 and (self.local or self._divided)
+
+    @property
+    def pass_samples(self) -> int | None:
+        """Samples of a pass over the data, of all ranks; None where nobody can know."""
+        divides = self._sampler is not None and not self.is_per_rank
+        return original_loader.count_samples(self.original, self._ranks) if divides else None
+
+    @property
+    def _mean(self) -> float | None:
+        """Samples of an average batch of all ranks; None where nobody can know."""
+        return self.pass_samples / self._length if self.pass_samples and self._length else None
+
+    def state(self) -> dict[str, Any]:
+        """Where this loader is, as plain data with tensors."""
+        if self._pass is None:
+            self._take_back_a_glance()
+            if self._resumed is not None:
+                return self._resumed  # not gone on yet
+        now = self._pass
+        start = now.plan.start if now is not None else self._sampler.begin() if self._sampler is not None else None
+        batches, samples, taken = now.trained_place if now is not None else (0, 0, 0)
+        rest = Rest() if now is None else now.plan.rest.only([(taken, None)])
+        if self._deal is not None and self._sampler is not None and now is not None:
+            rest = self._sampler.rest(now.plan, self._deal.state())
+        return {
+            "rest": [list(span) for span in rest.spans],
+            "ranks": self._ranks,
+            "open": now is not None,
+            "epoch": self.epoch if now is not None else self.epoch + 1,
+            "batches": batches,
+            "samples": samples,
+            "taken": taken,
+            "divided": self._divided,
+            "seed": self._seed,
+            "persists": bool(self._inner.persistent_workers and self._inner._iterator is not None),
+            "start": start.as_data() if start is not None else None,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on, at the next ``iter``, where another loader was."""
+        if (state["start"] is None) != (self._sampler is None):
+            raise UsageError(
+                "the checkpoint's loader is over a data set of another kind (with indices, or iterable): resume with "
+                "the loader that was saved"
+            )
+        self._seed, self._divided = state["seed"], state["divided"]
+        if self._stream is not None:
+            self._stream.seed = self._own_seed()
+        if self._sampler is not None and self._sampler.seed is not None:
+            self._sampler.seed = self._own_seed()
+        self.epoch = state["epoch"] - 1
+        self._find_rounds()
+        self._resumed = state if state["open"] else None
+        self._latest, self._quiet = None, state["persists"]
+        if self._deal is not None and (self._worker.config.rank == 0 or isinstance(self._deal, RoundDeal)):
+            epoch = self.epoch + 1 if state["open"] else self.epoch
+            self._deal.restore({"epoch": epoch, "next": 0, "again": []})  # of what is left
+        if self._sampler is not None and not state["open"]:
+            self._sampler.restore(Start.from_data(state["start"]))
+
+    def _iterate(self, now: Pass, inner: Iterator[Any], *, training: bool) -> Iterator[Any]:
+        worker = self._worker
+        loop = self._training.begin_loop(self, now.plan.epoch) if training else None
+        if training:
+            worker.teller.tell_beginning(self.pass_samples)
+        items = self._read(now, inner, loop)
+        levels = worker.config.size > 1 and self._turns is None
+        if training and levels and (self.local or self._stream is not None):
+            items = level(worker.communicator, items, lambda: self.is_per_rank)
+        if training and now.plan.is_resumed:
+            now.random = self._training.restore_random()  # whatever was drawn since the resumption
+        items = now.watched(items, training=training)
+        if loop is not None:
+            self._prepare(now, loop)
+        ahead = loop is not None and loop.in_thread  # by one batch, so that the last one is known as such
+        following = next(items, None) if ahead else None
+        try:
+            while True:
+                if loop is not None and not ahead:
+                    self._training.loops.ask(loop)
+                    self._end_step()
+                item, following = (following, next(items, None)) if ahead else (next(items, None), None)
+                if item is None:
+                    break
+                batch, counts = item
+                everywhere = counts.everywhere or counts.here
+                now.add(counts, everywhere)
+                if counts.here == 0 and (loop is None or (self._turns is not None and not self._is_in_step)):
+                    continue  # a repeated one, with which nobody needs to be kept in step
+                if loop is not None:
+                    begin = functools.partial(self._begin_step, now, counts, everywhere, [])
+                    self._training.loops.give(loop, Batch(batch, counts.here, now.place, begin))
+                    if ahead and following is None:  # before the script can have trained on the last one
+                        self._training.loops.end(loop, functools.partial(self._finish, now, loop))
+                yield batch
+            if loop is not None and not (ahead and now.batches):
+                self._training.loops.end(loop, functools.partial(self._finish, now, loop))
+        except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader)); or something has raised
+            now.was_left = True
+            if loop is not None and not worker.has_left:
+                self._leave(now, loop, on_purpose=on_purpose(sys._getframe().f_back))
+            raise
+        finally:
+            if self._pass is now and (loop is None or loop.after is None):
+                self._pass = None
+
+    def _prepare(self, now: Pass, loop: Loop) -> None:
+        """A training loop begins; not in a thread, if ranks agree on something in every batch."""
+        now.loop, loop.between, loop.pause = loop, self._end_step, getattr(self._turns, "pause", None)
+        agrees = self._turns is not None or (self._worker.config.size > 1 and (self.local or self._stream is not None))
+        if loop.in_thread and agrees:
+            raise UsageError(
+                "a loader was iterated in a thread of the script, where ranks cannot agree on batches, as this data or "
+                "strategy needs: iterate it in the main thread, and let DataLoader(num_workers=…) read ahead"
+            )
+
+    def _finish(self, now: Pass, loop: Loop) -> None:
+        """The script has trained on all batches of a pass; collective."""
+        if isinstance(self._turns, Turns):
+            self._turns.leave(now.plan.counts, was_left=False)
+            if self._deal is not None:
+                self._training.counts.samples += now.complete(self.pass_samples)
+        self._training.loops.finish(loop, alone=self._worker.client is not None)
+        self._worker.teller.tell_again()  # now that its last step is done
+        self._training.end_loop(self)
+        if self._pass is now:
+            self._pass = None
+
+    def _leave(self, now: Pass, loop: Loop, *, on_purpose: bool) -> None:
+        """A training loop was left before its end."""
+        turns = self._turns
+        later: Callable[[], None] | None = None
+        has_trained = bool(now.batches) and self._training.counts.tally.progress() > now.passes
+        if isinstance(turns, RoundTurns) and has_trained:
+            later = turns.leave
+        elif isinstance(turns, RoundTurns):
+            turns.take_back()
+        elif turns is not None:  # before others are waited for, who may wait for what this one holds
+            turns.leave(now.plan.counts, was_left=True)
+        self._training.leave_loop(self)
+        self._worker.teller.tell_again()
+        if has_trained:
+            self._training.loops.leave(loop, later, on_purpose=on_purpose)
+        else:
+            self._training.loops.forget(loop)
+
+    def _begin_step(self, now: Pass, counts: Counts, everywhere: int, begun: list[bool]) -> float:
+        """A training loop works on a batch, for the first time or again; how much it weighs."""
+        worker, is_first = self._worker, not begun
+        begun.append(True)
+        self._training.weights.leave_no_trace()
+        total, divides = self._length, self._turns is None or (self._is_in_step and counts.everywhere > 0)
+        if is_first:
+            self._training.counts.tally.give(self, counts.here)
+        if self._turns is not None:
+            if is_first:
+                now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
+            total = sharding.total(self.original) if self._deal is not None and self._ranks == 1 else total
+        else:
+            self._training.begin_batch(everywhere, self._mean, again=not is_first)
+        self.weight = 1.0
+        if divides:
+            if now.plan.first is not None and self._size > 1:
+                original_loader.check_same_order(worker.communicator, now.plan.first)
+                now.plan.first = None
+            share = worker.config.size if self.is_per_rank else self._size
+            self.weight = weigh_share(counts.here, everywhere, share)
+        self._training.weights.weigh(self, self.weight)
+        if is_first:
+            worker.teller.tell(now.plan.epoch, now.batches, total, now.samples)
+        if self.weight == 0:
+            self._training.weights.repeat(self._training.models)
+        return self.weight
+
+    def _end_step(self) -> None:
+        """The script is done with what it was given, as far as it has trained on it."""
+        self._training.weights.leave_no_trace()
+        if self._turns is not None:
+            self._turns.end_step()
+        if self.before_next is not None:
+            self.before_next()
+
+    def _read(self, now: Pass, inner: Iterator[Any], loop: Loop | None) -> Iterator[Item]:
+        """This rank's batches and what is known of them."""
+        skip = now.batches if now.is_divided else 0
+        for item in inner:
+            if self._sampler is not None:
+                yield item, now.plan.counts.popleft()
+            elif item is None:
+                self._divided = True
+            elif skip:
+                skip -= 1
+            else:
+                yield item
+        waits = loop is not None and loop.waits  # then others get what there is still to be had
+        if self._pass is now and self._turns is not None and not waits and self._turns.await_more():
+            self._quiet = True
+            yield from self._read(now, self._open(now), loop)
+
+    def _own_seed(self) -> int:
+        return randomness.mix(self._seed, self._worker.config.rank) if self.local else self._seed
+
+    def _make_indexed(self) -> DataLoader[Any]:
+        original, config = self.original, self._worker.config
+        ready_made = original.batch_size is None  # one sample at a time, or a batch sampler of the user's own
+        source = original.sampler if original.batch_sampler is None or not ready_made else original.batch_sampler
+        # Alone, PyTorch's samplers draw from the process's own numbers, as in a plain script. What another one draws in
+        # the middle of an epoch could not be found again after a resumption.
+        alone = (self.local or config.size == 1) and is_of_torch(source) and self._deal is None
+        self._sampler = ShardedIndices(
+            source,
+            original.batch_size,
+            original.drop_last,
+            self._rank,
+            self._size,
+            OwnRandom() if alone else SharedRandom(RandomState.from_seed(self._own_seed())),
+            self._generators,
+            self._own_seed() if original.num_workers else None,
+        )
+        batched = original.batch_sampler is not None
+        return self._make(
+            SeededDataset(original.dataset) if original.num_workers else original.dataset,
+            collate_fn=original.collate_fn,
+            **({"batch_sampler": self._sampler} if batched else {"sampler": self._sampler, "batch_size": None}),
+        )
+
+    def _make_stream(self) -> DataLoader[Any]:
+        self._stream = ShardedStream(self.original, self._rank, self._size, self._own_seed())
+        return self._make(self._stream, batch_size=None, collate_fn=as_it_is)
+
+    def _make(self, dataset: Any, **options: Any) -> DataLoader[Any]:
+        return original_loader.remake(self.original, dataset, generator=self._generator, **options)

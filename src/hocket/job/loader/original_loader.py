@@ -1,0 +1,144 @@
+"""What is looked at in the loader that a script gives to ``distribute``."""
+
+from __future__ import annotations
+
+import functools
+import json
+import zlib
+from collections.abc import Sized
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset
+
+from hocket.comm.communicator import Communicator
+from hocket.errors import MismatchError, UsageError
+from hocket.job.loader.sharding import batches, show_own_dataset
+
+
+def check(loader: DataLoader[Any]) -> None:
+    """Raise if it cannot be divided."""
+    if not isinstance(loader, DataLoader):
+        raise UsageError(f"distribute() takes a torch DataLoader, not {type(loader).__name__}")
+    if isinstance(loader.sampler, DistributedSampler):
+        raise UsageError(
+            "the loader has a DistributedSampler, and Hocket divides the data by itself: make it with shuffle=True or "
+            "a plain sampler instead"
+        )
+    if (
+        loader.batch_sampler is not None
+        and loader.batch_size is not None
+        and type(loader.batch_sampler) is not BatchSampler
+    ):
+        raise UsageError(
+            f"cannot divide the batches of {type(loader.batch_sampler).__name__}: pass it as batch_sampler="
+        )
+
+
+def remake(loader: DataLoader[Any], dataset: Any, **options: Any) -> DataLoader[Any]:
+    """A loader over another data set (and sampler, in ``options``), with processes like those of ``loader``."""
+    if loader.num_workers:
+        options |= {
+            "timeout": loader.timeout,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+            "worker_init_fn": functools.partial(show_own_dataset, init=loader.worker_init_fn),
+        }
+    return DataLoader(dataset, num_workers=loader.num_workers, pin_memory=loader.pin_memory, **options)
+
+
+def count_samples(loader: DataLoader[Any], size: int) -> int | None:
+    """Of one pass over its data by ``size`` workers together, if its sampler tells."""
+    indices, batch = getattr(loader, "sampler", None), loader.batch_size
+    if not isinstance(indices, Sized) or batch is None:
+        return None
+    return len(indices) // (batch * size) * batch * size if loader.drop_last else len(indices)
+
+
+def count_batches(loader: DataLoader[Any], indices: Any, size: int, local_to: Communicator | None) -> int | None:
+    """Of one pass over its data: with ``indices`` as many as these have; None where nobody can know.
+
+    Args:
+        loader: The script's.
+        indices: Of this rank; None for a stream.
+        size: How many workers divide a batch.
+        local_to: If each has data of its own, all of them: the most that one has; collective then.
+    """
+    length: int | None = None
+    try:
+        if indices is not None:
+            length = len(indices)
+        elif isinstance(loader.dataset, Sized):
+            length = batches(len(loader.dataset), size * (loader.batch_size or 1), loader.drop_last)
+    except TypeError:
+        pass
+    if local_to is None:
+        return length
+    lengths = [json.loads(part) for part in local_to.gather_bytes(json.dumps(length).encode())]
+    return None if None in lengths else max(lengths)
+
+
+def find_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The generators that its samplers draw from, each once."""
+    batch_sampler = loader.batch_sampler
+    found = [
+        loader.generator,
+        getattr(loader.sampler, "generator", None),
+        getattr(batch_sampler, "generator", None),
+        getattr(getattr(batch_sampler, "sampler", None), "generator", None),
+    ]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def seed_processes(
+    loader: DataLoader[Any], inner: DataLoader[Any], generator: torch.Generator | None, rank: int
+) -> None:
+    """Draw from the user's generator what PyTorch would draw, and make of it a different seed for each rank."""
+    kept = inner.persistent_workers and inner._iterator is not None
+    if loader.generator is not None and generator is not None and not kept:
+        base = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
+        generator.manual_seed(base + rank)
+
+
+def share_generators(communicator: Communicator, generators: list[torch.Generator]) -> None:
+    """Give them the states that they have on rank 0; collective."""
+    for generator in generators:
+        state = generator.get_state()
+        communicator.broadcast(state, 0)
+        generator.set_state(state)
+
+
+def check_same_data(communicator: Communicator, loader: DataLoader[Any]) -> None:
+    """Raise on all ranks if their data sets differ as far as that shows; collective."""
+    described = [json.loads(part) for part in communicator.gather_bytes(json.dumps(_describe(loader.dataset)).encode())]
+    for rank, other in enumerate(described):
+        if other != described[0]:
+            raise MismatchError(
+                f"the data sets differ: rank 0 has {described[0]}, rank {rank} has {other}; make random splits before "
+                "hocket.distribute() or with a seeded generator, or pass data='local' if every rank has its own data"
+            )
+
+
+def _describe(dataset: Dataset[Any]) -> str:
+    length = f" with {len(dataset):,} samples" if isinstance(dataset, Sized) else ""
+    if type(dataset) is Subset:
+        chosen = zlib.crc32(repr(list(dataset.indices)).encode())
+        return f"Subset{length} (indices {chosen:08x}) of {_describe(dataset.dataset)}"
+    return f"{type(dataset).__name__}{length}"
+
+
+def check_same_order(communicator: Communicator, first: int) -> None:
+    """Raise if a sampler of the script's own yields other indices on other ranks; collective.
+
+    Args:
+        communicator: Of all ranks.
+        first: A checksum of its first batch.
+    """
+    everyone = communicator.allgather(torch.tensor([first])).view(-1).tolist()
+    others = [rank for rank, number in enumerate(everyone) if number != everyone[0]]
+    if others:
+        raise MismatchError(
+            f"the sampler yields other indices on rank {others[0]} than on rank 0: seed its generator alike on "
+            "all ranks, or let it draw from torch, random or numpy.random"
+        )

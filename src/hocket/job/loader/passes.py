@@ -1,0 +1,209 @@
+"""One pass over the data: how it began, how far it is, and what is left of it.
+
+What is left is all that a checkpoint says of a pass over indices, whoever dealt out its batches: the order of the
+samples follows from the seed and the epoch, under every strategy and on any number of workers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from hocket import spans
+from hocket.job.loop import Loop
+from hocket.job.randomness import RandomState, SharedRandom
+
+T = TypeVar("T")
+Span = tuple[int, int | None]  # from, and to (excluded; None is the end of the order)
+
+
+class Rest:
+    """Places in the order of an epoch that are not done; the last of ``spans`` goes to the end."""
+
+    def __init__(self, spans: Sequence[Span] = ((0, None),)) -> None:
+        self.spans = tuple(spans)
+
+    def pick(self, items: Iterator[T]) -> Iterator[T]:
+        """Those of all items of an epoch that are left."""
+        at = 0
+        for start, stop in self.spans:
+            next(islice(items, start - at, start - at), None)
+            yield from islice(items, None if stop is None else stop - start)
+            at = stop or start
+
+    def count(self, total: int) -> int:
+        """How many are left if the epoch has ``total``."""
+        return sum(max(0, min(total, total if stop is None else stop) - start) for start, stop in self.spans)
+
+    def place(self, index: int) -> int:
+        """Where the ``index``-th of those that are left is in the order."""
+        for start, stop in self.spans:
+            if stop is None or index < stop - start:
+                return start + index
+            index -= stop - start
+        raise IndexError(index)
+
+    def only(self, kept: Iterable[Span]) -> Rest:
+        """Only some of what is left, in numbers of these: ascending, the last one to the end."""
+        found: list[Span] = []
+        for first, last in kept:
+            before = 0
+            for start, stop in self.spans:
+                after = None if stop is None else before + stop - start
+                begin = max(first, before)
+                end = last if after is None else after if last is None else min(last, after)
+                if end is None or begin < end:
+                    span = (start + begin - before, None if end is None else start + end - before)
+                    if found and found[-1][1] == span[0]:
+                        span = (found.pop()[0], span[1])
+                    found.append(span)
+                if after is None:
+                    break
+                before = after
+        return Rest(found)
+
+
+Item = TypeVar("Item")
+
+
+class Dealer(Protocol):
+    """Says which batch of an epoch is this rank's next."""
+
+    def take(self, epoch: int, total: int | None) -> int | None:
+        """Its number, or None if there is none to be had now; ``total`` is how many there are, if that is known."""
+
+    def end(self, total: int) -> None:
+        """There are only so many."""
+
+
+class Counts(NamedTuple):
+    """What is known of a batch beside its contents."""
+
+    here: int  # samples on this rank
+    everywhere: int  # samples on all ranks; 0 if only this rank's are known
+    taken: int  # how much of the source all ranks together have taken with it, in this epoch
+
+
+@dataclass
+class Start:
+    """How the source of a pass began, from which its order follows."""
+
+    random: RandomState | None  # None: it has not begun
+    generators: list[torch.Tensor]
+    sampler: Any  # its state_dict, if it has one
+
+    def as_data(self) -> list[Any]:
+        """The same as plain data with tensors."""
+        return [self.random.as_data() if self.random is not None else None, self.generators, self.sampler]
+
+    @staticmethod
+    def from_data(data: list[Any]) -> Start:
+        """What ``as_data`` gave."""
+        random, generators, sampler = data
+        return Start(RandomState.from_data(random) if random is not None else None, generators, sampler)
+
+
+@dataclass
+class Plan:
+    """One pass over the data: where it starts, and what is noted for each batch."""
+
+    epoch: int
+    taken: int = 0  # of a stream, in an earlier run: it is passed over
+    rest: Rest = field(default_factory=Rest)  # of the indices, after an earlier run
+    start: Start | None = None  # how it began
+    is_resumed: bool = False
+    has_begun: bool = False  # somebody has read the source, who may read it again
+    random: SharedRandom | None = None  # what the source draws from, if not from what it usually does
+    first: int | None = None  # a checksum of the first global batch of a sampler that is not PyTorch's
+    deal: Dealer | None = None  # the queue from which batches are taken, if there is one
+    in_step: bool = False  # what is taken there is a rank's share of a global batch
+
+    def __post_init__(self) -> None:
+        self.counts: deque[Counts] = deque()
+
+
+class Pass:
+    """What a loader knows of it."""
+
+    def __init__(self, epoch: int) -> None:
+        self.plan = Plan(epoch)
+        self.batches, self.samples, self.taken = self._origin = 0, 0, 0
+        self.is_divided = False
+        self.passes = 0  # how much had been trained when it began
+        self.was_left = False  # before its end
+        self.loop: Loop | None = None  # of the script, in training
+        self.origin: dict[str, Any] | None = None  # where it was resumed, and the random numbers then
+        self.random: RandomState | None = None
+
+    @classmethod
+    def resume(cls, state: dict[str, Any], ranks: int) -> Pass:
+        """The rest of the pass in which ``Loader.state`` was taken; batches of ``ranks`` workers are counted as one."""
+        self = cls(state["epoch"])
+        if state["start"] is None:  # a stream
+            self.plan.taken = self.taken = state["taken"]
+        else:
+            self.plan.start = Start.from_data(state["start"])
+            self.plan.rest = Rest([(start, stop) for start, stop in state["rest"]])
+        self.plan.is_resumed = True
+        self.batches, self.samples = state["batches"] * state["ranks"] // ranks, state["samples"]
+        self.is_divided, self.origin = state["divided"], state
+        self._origin = self.place
+        return self
+
+    def add(self, counts: Counts, everywhere: int) -> None:
+        """One more batch has been taken."""
+        self.batches += 1
+        self.samples += everywhere
+        self.taken = counts.taken or self.taken
+
+    @property
+    def samples_before(self) -> int:
+        """Samples that there had been when the pass was resumed."""
+        return self._origin[1]
+
+    def complete(self, whole: int | None) -> int:
+        """All of the data has been trained on, by whichever rank: how many samples more that is than was known.
+
+        Args:
+            whole: Samples of a pass, if that is known.
+        """
+        rest = 0 if whole is None else whole - self.samples
+        self.samples += rest
+        return rest
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """How far it is: batches and samples, and what was taken of the source."""
+        return self.batches, self.samples, self.taken
+
+    @property
+    def trained_place(self) -> tuple[int, int, int]:
+        """The same, without what the script has asked for ahead of time."""
+        loop = self.loop
+        if loop is None or not loop.is_ahead:
+            return self.place
+        place: tuple[int, int, int] | None = loop.at_work.place if loop.at_work and loop.trains else loop.place
+        return place or self._origin
+
+    def watched(self, items: Iterator[Item], *, training: bool) -> Iterator[Item]:
+        """The same items; a timeline, if there is one, is told how long each took to come, and how long it was used."""
+        return self._watch(items, training=training) if spans.are_kept() else items
+
+    def _watch(self, items: Iterator[Item], *, training: bool) -> Iterator[Item]:
+        while True:
+            begin = time.perf_counter()
+            if (item := next(items, None)) is None:
+                return
+            given = time.perf_counter()
+            spans.add(spans.DATA, "next batch", begin, given)
+            try:
+                yield item
+            finally:  # also of a loop that was left
+                if training:
+                    spans.add(spans.FRAME, "batch", given, time.perf_counter(), number=self.batches)

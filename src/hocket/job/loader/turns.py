@@ -1,0 +1,160 @@
+"""A loader's part in a job with servers: which batch the next push is for, and when nobody is to wait for one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hocket import spans
+from hocket.coordinator.deal import Deal
+from hocket.job.loader.passes import Counts, Plan
+from hocket.job.worker import Worker
+from hocket.server.client import Client
+from hocket.server.terms import Kind
+from hocket.strategies.base import Why
+
+
+class Turns:
+    """Of one loader.
+
+    Attributes:
+        deal: Its end of the queue that all workers share; None if each has data of its own.
+    """
+
+    def __init__(self, worker: Worker, client: Client, original: DataLoader[Any], *, queued: bool, local: bool) -> None:
+        self._worker, self._client, self._local = worker, client, local
+        self._batch, self._passes = original.batch_size or 1, 0
+        self.deal = Deal(client) if queued else None
+        self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
+        self._before: int | None = None  # batches of the pass, in an earlier run
+        self._taken, self._pace = 0, 0.0  # batches that all workers have taken since; rounds, where they are in step
+        if self.deal is not None:
+            self.deal.before_state = self._finish_learned
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers take the same steps, each on its share of a global batch."""
+        strategies = self._worker.training.strategies
+        return not self._local and bool(strategies) and all(strategy.spec.in_step for strategy in strategies)
+
+    def begin_pass(self, plan: Plan) -> None:
+        """A training loop begins; bounds on staleness hold within it."""
+        self._client.passes += 1
+        self._client.turn.epoch = self._client.passes
+        self._passes = self._worker.training.backward.count
+        self._before, self._taken, self._pace = None, 0, 0.0
+        strategies = self._worker.training.strategies
+        if self.deal is not None:
+            self.deal.leases = bool(strategies) and all(strategy.spec.leases for strategy in strategies)
+            plan.in_step = self.deal.in_step = self.in_step
+
+    def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
+        """What is pushed next is for this batch.
+
+        Args:
+            counts: What is known of it.
+            batches: Of this pass so far, with this one; ``samples`` likewise.
+
+        Returns:
+            The same, with what others have taken meanwhile.
+        """
+        turn = self._client.turn
+        if self._before is None:
+            self._before = batches - 1
+        # In step, what a batch counts is in its gradient, as with mirrored.
+        is_weighed = self.in_step and counts.everywhere > 0
+        turn.weight = 1.0 if is_weighed else counts.here + (turn.weight if self._holds else 0.0)
+        everyone = counts.everywhere if is_weighed else counts.here
+        others = 0
+        if self.deal is not None:
+            number = counts.taken - 1
+            turn.batches.append((self.deal.number, self.deal.epoch, number))
+            self._given.append(number)
+            pace, dealt = self._worker.training.loops.pace, self.deal.pace(number)
+            if dealt is not None:
+                pace.own, pace.pace = dealt
+                others = round(everyone * (pace.pace - self._pace)) - everyone  # none, as long as nobody is lost
+                self._pace = pace.pace
+                batches = self._before + math.ceil(self._pace - 1e-9)
+            else:
+                others = max(counts.taken - self._taken - 1, 0) * self._batch
+                self._taken = max(counts.taken, self._taken)
+                batches = self._before + self._taken
+                pace.follow(self._taken / self._client.workers)
+        self._worker.training.begin_batch(everyone + others)
+        return batches, samples + others
+
+    def end_step(self) -> None:
+        """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
+        if not self._holds:
+            self._finish(self._given)
+
+    def _finish(self, numbers: list[int]) -> None:
+        """Batches that the loop has had are done, whoever might still speak of them."""
+        if self.deal is not None:
+            self.deal.finish(numbers)
+            turn = self._client.turn
+            turn.batches = [each for each in turn.batches if each[0] != self.deal.number or each[2] not in numbers]
+            self._given = [number for number in self._given if number not in numbers]
+
+    def _finish_learned(self) -> None:
+        """A checkpoint is made, perhaps in the middle of a batch: those that there has been a step for are done."""
+        if not self._holds:
+            open_ones = self._open
+            self._finish([number for number in self._given if number not in open_ones])
+
+    @property
+    def _open(self) -> set[int]:
+        """Batches of this queue that there has been no step for."""
+        return {number for queue, _, number in self._client.turn.batches if self.deal and queue == self.deal.number}
+
+    @property
+    def _holds(self) -> bool:
+        return any(strategy.holds for strategy in self._worker.training.strategies)
+
+    def pause(self) -> None:
+        """All workers settle in the middle of their loops: others are to know which batches are done."""
+        if self.deal is not None:
+            self._finish_learned()
+            self.deal.give_back([], leaves=False)
+
+    def await_more(self) -> bool:
+        """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
+        if self.deal is None:
+            return False
+        for strategy in self._worker.training.strategies:
+            strategy.settle(Why.IDLE)
+        self._finish(self._given)  # gradients that are kept go into a later step; nobody is to wait for that
+        with spans.span(spans.WAIT, "wait for the last batches of others"):
+            return self._client.await_batch(self.deal)
+
+    def leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
+        """A training loop is over, or was left: nobody is to wait for its next push.
+
+        Args:
+            unused: Batches that were taken and never given out.
+            was_left: Whether its last batch may still be at work.
+        """
+        client, given = self._client, [*unused]
+        if self.deal is None or was_left:
+            for strategy in self._worker.training.strategies:
+                strategy.settle(Why.LAST_BATCH)
+        if self.deal is not None:
+            # What was not pushed is for others; a loop that is left early seldom trains on its last batch afterwards.
+            open_ones = self._open
+            self._finish([number for number in self._given if number not in open_ones])
+            if open_ones:
+                self._worker.training.counts.tally.drop()  # others train on them
+            self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(open_ones)])
+            client.turn.batches = [each for each in client.turn.batches if each[0] != self.deal.number]
+            self._given = []
+        if was_left and self._worker.training.backward.count == self._passes:
+            client.passes -= 1  # a glance at the data
+            return
+        client.tell(Kind.LEAVE, {"epoch": client.turn.epoch, "tables": client.paced})
+        if not was_left:
+            for strategy in self._worker.training.strategies:
+                strategy.settle(Why.REFRESH)  # the last updates may have been those of others

@@ -1,0 +1,122 @@
+"""The training of a worker: its models and strategies, how far they are, and which batch is at work."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.capture.collector import BackwardPasses
+from hocket.comm.communicator import Communicator
+from hocket.job.counts import TrainingCounts
+from hocket.job.guard import Guard
+from hocket.job.loop import Loop
+from hocket.job.loops import Loops
+from hocket.job.owner import Owner
+from hocket.job.randomness import RandomState
+from hocket.job.replica_check import ReplicaCheck
+from hocket.job.settling import Settling
+from hocket.job.weights import Weights
+from hocket.server.client import Client
+from hocket.strategies.base import Strategy
+
+
+class Training:
+    """What a worker trains.
+
+    Attributes:
+        models: The distributed models.
+        parameters: The parameters of the distributed models, by id; each belongs to one strategy.
+        strategies: The strategies at work, in the order in which models were distributed.
+        idle: The strategies of a script alone, made when something asks for them.
+        checks: What compares the replicas of a strategy.
+        warmups: Gradual starts of learning rates.
+        metrics: The values that were reported last.
+        loaders: How many loaders there have been.
+        saver: What writes checkpoints, when there has been one.
+    """
+
+    def __init__(self, communicator: Communicator, owner: Owner, client: Client | None) -> None:
+        self.models: list[nn.Module] = []
+        self.parameters: dict[int, nn.Parameter] = {}
+        self.strategies: list[Strategy] = []
+        self.idle: list[functools.partial[Strategy]] = []
+        self.checks: dict[Strategy, ReplicaCheck] = {}
+        self.warmups: list[Warmup] = []
+        self.metrics: dict[str, float] = {}
+        self.loaders = 0
+        self.saver: object = None
+        self.guard = Guard(owner)
+        self.backward = BackwardPasses()
+        self.counts = TrainingCounts(communicator.size, self.strategies, self.backward, served=client is not None)
+        self.weights = Weights(self.strategies)
+        self.settling = Settling(communicator, self.strategies, self.models, client)
+        self.loops = Loops(
+            self.strategies, self.weights, self.settling, owner, self.backward, self._optimizers, communicator.rank
+        )
+        self._step_of_batch = 0  # how many there had been when the batch at work came
+        self._random: RandomState | None = None
+
+    def _optimizers(self) -> list[Optimizer]:
+        return [counter.optimizer for counter in self.counts.counters]
+
+    def wake(self) -> list[Strategy]:
+        """All strategies, those that were not needed so far included."""
+        while self.idle:
+            self.add(self.idle.pop(0)())
+        return self.strategies
+
+    def add(self, strategy: Strategy) -> None:
+        """A strategy is at work from now on."""
+        self.strategies.append(strategy)
+        self.loops.adopt(strategy)
+
+    def begin_loop(self, loader: object, epoch: int) -> Loop:
+        """A training loop begins."""
+        self.counts.begin_loop()
+        return self.loops.begin(loader, epoch)
+
+    def begin_batch(self, samples: int, mean: float | None = None, *, again: bool = False) -> None:
+        """Training has a batch at work; ``samples`` and ``mean`` are as for ``Strategy.begin_batch``.
+
+        The batch counts, unless work on it has begun before.
+        """
+        if not again:
+            self.counts.batches += 1
+            self.counts.samples += samples
+        self._step_of_batch = self.counts.step
+        for strategy in self.strategies:
+            strategy.begin_batch(samples, mean)
+
+    def end_loop(self, loader: object) -> None:
+        """A training loop is over."""
+        self.counts.tally.close(loader)
+        self.weights.end_loop(loader)
+
+    def leave_loop(self, loader: object) -> None:
+        """A training loop was left before its end."""
+        self.weights.leave_loop(loader)
+        self.counts.tally.close(loader)
+        if self.counts.step > self._step_of_batch:
+            self.weights.leave_no_trace()
+
+    def keep_random(self, state: RandomState) -> None:
+        """The random state with which a resumed loop is to go on."""
+        self._random = state
+
+    def restore_random(self) -> RandomState | None:
+        """Go on with it, now that nothing of the start-up draws any more."""
+        state, self._random = self._random, None
+        if state is not None:
+            state.restore()
+        return state
+
+
+class Warmup(Protocol):
+    """A gradual start of the learning rate."""
+
+    def state(self) -> list[Any]: ...
+
+    def load_state(self, state: list[Any]) -> None: ...

@@ -1,0 +1,110 @@
+"""What the backward passes of a batch count: less where a rank has fewer samples of it than the others, or none.
+
+A last batch that is smaller is spread unevenly, and a rank for which nothing is left repeats a batch with weight 0.
+What such a batch does to buffers and random numbers is undone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+
+from hocket.capture.model_hooks import tensors
+from hocket.job import buffers
+from hocket.job.loop import storages
+from hocket.strategies.base import Strategy
+
+
+def weigh_share(here: int, everywhere: int, size: int) -> float:
+    """What this rank's gradient is multiplied by before it is averaged over ``size`` ranks.
+
+    The average is then that of the whole batch, for losses that are means over the samples.
+
+    Args:
+        here: Samples of the batch on this rank.
+        everywhere: Samples of the batch on all ranks.
+        size: How many ranks share the batch.
+    """
+    return here * size / everywhere if everywhere else 0.0
+
+
+class Weights:
+    """Of one worker.
+
+    Attributes:
+        now: What backward passes count now, relative to those of other ranks.
+    """
+
+    def __init__(self, strategies: Sequence[Strategy]) -> None:
+        self._strategies = strategies
+        self.now = 1.0
+        self._by_loader: dict[int, float] = {}  # of training loops that go on
+        self._left: list[int] = []  # loops that were left, whose last batch may still be at work
+        self._undo: Callable[[], None] | None = None
+        self._kept: list[tuple[list[weakref.ref[torch.Tensor]], float]] = []  # batches with other weights than 1
+        self._is_kept = False  # the batch at work is one of these
+
+    def set(self, weight: float) -> None:
+        """What backward passes count from now on, until the next batch."""
+        if weight != self.now:
+            self.now = weight
+            for strategy in self._strategies:
+                strategy.collector.weigh(weight)
+
+    def weigh(self, loader: object, weight: float) -> None:
+        """What the batch of a training loop counts; the mean, of loops that go on at the same time and disagree."""
+        self._forget_left()
+        self._by_loader[id(loader)] = weight
+        self.set(sum(self._by_loader.values()) / len(self._by_loader))
+
+    def end_loop(self, loader: object) -> None:
+        """A training loop is over."""
+        self._forget_left()
+        self._by_loader.pop(id(loader), None)
+        self.set(sum(self._by_loader.values()) / len(self._by_loader) if self._by_loader else 1.0)
+        if not self._by_loader:
+            for strategy in self._strategies:
+                strategy.begin_batch(0)
+
+    def leave_loop(self, loader: object) -> None:
+        """A training loop was left before its end; what its last batch counts holds until the next one comes."""
+        self._left.append(id(loader))
+
+    def _forget_left(self) -> None:
+        for left in self._left:
+            self._by_loader.pop(left, None)
+        self._left.clear()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the batch at work is one that only keeps this rank in step."""
+        return bool(self._by_loader) and not any(self._by_loader.values())
+
+    def repeat(self, models: Iterable[nn.Module]) -> None:
+        """The batch that comes is a repeated one, which is to leave no trace in the models."""
+        self._undo = buffers.remember(models)
+
+    def leave_no_trace(self) -> None:
+        """The step on a repeated batch is over."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def keep(self, contents: object, weight: float) -> None:
+        """The script may keep a batch that weighs more or less than others, and train on it outside of any loop."""
+        if weight not in (0.0, 1.0):
+            self._kept.append(([weakref.ref(tensor) for tensor in tensors(contents)], weight))
+
+    def see_kept(self, inputs: object) -> None:
+        """A forward pass outside of loops: a batch that was kept (``itertools.cycle``) counts what it did before."""
+        if not self._kept:
+            return
+        self._kept = [each for each in self._kept if any(ref() is not None for ref in each[0])]
+        mine = storages(inputs)
+        weights = [w for refs, w in self._kept if mine & storages([ref() for ref in refs])]
+        if weights or self._is_kept:
+            self.set(weights[0] if weights else 1.0)
+        self._is_kept = bool(weights)

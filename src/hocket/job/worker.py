@@ -1,0 +1,249 @@
+"""This process as a worker: who it is, whom it talks to, and how it says goodbye."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import faulthandler
+import functools
+import multiprocessing
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ParamSpec, TypeVar
+
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hocket import config as configuration
+from hocket import spans
+from hocket.comm.alone import AloneCommunicator
+from hocket.comm.communicator import Communicator, calling
+from hocket.comm.meeting import MeetingCommunicator
+from hocket.config import Config
+from hocket.errors import UsageError
+from hocket.events import NoSink, PipeSink, Sink, Stage
+from hocket.job import devices, forgotten, rendezvous
+from hocket.job.forgotten import Forgotten
+from hocket.job.goodbye import say_goodbye
+from hocket.job.owner import Owner
+from hocket.job.randomness import reseed
+from hocket.job.telling import Teller
+from hocket.job.training import Training
+from hocket.server.client import Client
+from hocket.transport.gate import STACK_SIGNAL
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Worker:
+    """A worker of a job: who it is, whom it talks to, and how it says goodbye.
+
+    Attributes:
+        config: What the job has told this worker.
+        communicator: To the other workers.
+        sink: Where the launcher hears of this worker.
+        owner: The thread that makes the calls which all ranks make together.
+        training: What this worker trains.
+        teller: Tells the launcher of the training.
+        forgotten: Looks for what the script has forgotten.
+        has_left: Whether the others were told goodbye: loops that end now have nobody to tell.
+    """
+
+    def __init__(self, config: Config, communicator: Communicator, sink: Sink | None = None) -> None:
+        self.config, self.communicator = config, communicator
+        self.sink: Sink = sink or NoSink()
+        self.owner = Owner()
+        self.training = Training(communicator, self.owner, self.client)
+        self.teller = Teller(self)
+        self.forgotten = Forgotten(self)
+        self.has_left = False
+        _all.add(self)
+
+    @property
+    def client(self) -> Client | None:
+        """To the servers, in a job that has some."""
+        return self.communicator.client if isinstance(self.communicator, MeetingCommunicator) else None
+
+    @property
+    def together(self) -> Communicator:
+        """Those who write a checkpoint together: with servers, rank 0 does so alone, and nobody waits."""
+        return self.communicator if self.client is None else AloneCommunicator()
+
+
+_of_process: Worker | None = None  # what every thread sees that is in no context of its own
+_of_context: ContextVar[Worker | None] = ContextVar("worker", default=None)
+_all: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def find() -> Worker | None:
+    """The worker that runs this code: that of the context, else that of the process, if there is one."""
+    return _of_context.get() or _of_process
+
+
+def current() -> Worker:
+    """The worker that runs this code; see ``find``."""
+    worker = find()
+    if worker is None:
+        raise UsageError("Hocket is not initialised: call hocket.init() at the beginning of the script")
+    return worker
+
+
+def become(worker: Worker | None) -> None:
+    """Let the process be ``worker`` from now on, in all threads; None if it is to be no worker any more."""
+    global _of_process
+    _of_process = worker
+
+
+@contextmanager
+def acting_as(worker: Worker) -> Iterator[Worker]:
+    """Within this context, and not in others or in new threads, the code is run by ``worker``.
+
+    So several workers can live in one process, one context or thread for each.
+    """
+    token = _of_context.set(worker)
+    try:
+        yield worker
+    finally:
+        _of_context.reset(token)
+
+
+def _before_step(optimizer: Optimizer, *_: object) -> None:
+    worker = find()
+    if worker is not None:
+        worker.forgotten.look(optimizer)
+        worker.training.guard.before_step(optimizer)
+
+
+def _before_child(parent: nn.Module, _: str, child: nn.Module | None) -> None:
+    worker = find()
+    if worker is not None:
+        worker.training.guard.look_at_child(parent, child)
+
+
+register_optimizer_step_pre_hook(_before_step)
+register_module_module_registration_hook(_before_child)
+
+
+def _be_no_worker() -> None:
+    """In a child that was forked: what it does to a model is its own, and exchanged with nobody."""
+    for worker in _all:
+        for strategy in worker.training.strategies:
+            strategy.collector.rests = True
+
+
+os.register_at_fork(after_in_child=_be_no_worker)
+
+
+def init() -> None:
+    """Become a worker of the job that launched this process, or be alone if nothing did.
+
+    Blocks until all workers are here. A second call does nothing.
+    """
+    if find() is not None:
+        return
+    config = configuration.read()
+    if multiprocessing.current_process().name != "MainProcess":
+        config = Config()  # a data-loader process that runs the script again is no worker
+    elif not config.launched:
+        forgotten.warn_of_copies(configuration.environment())
+    _have_stacks_printed()
+    sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
+    if config.timeline:
+        _keep_spans(config, sink)
+    sink.put(Stage("joining"))
+    with spans.span(spans.WAIT, "join the other workers"):
+        communicator = rendezvous.join(config)
+    if not config.local_size:
+        local = communicator.topology
+        config = dataclasses.replace(config, local_rank=local.local_rank, local_size=len(local.local))
+    worker = Worker(config, communicator, sink)
+    become(worker)
+    if config.checkpoint is not None and config.rank == 0:
+        atexit.register(worker.forgotten.look_back)
+    if config.seed is not None:
+        reseed(config.seed)
+    sink.put(Stage("joined"))
+    if config.size > 1:
+        devices.take(config.local_rank)
+    if config.size > 1 or config.servers:
+        say_goodbye(worker)
+    elif config.events is not None:
+        atexit.register(worker.teller.tell_again)
+
+
+def _keep_spans(config: Config, sink: Sink) -> None:
+    if config.events is None:
+        if config.rank == 0:
+            print("hocket: HOCKET_TIMELINE is ignored: only hocket run makes timelines", file=sys.stderr)
+        return
+    spans.start(sink)
+    atexit.register(spans.stop)
+
+
+def meeting() -> Worker:
+    """The worker that runs this code, before something that all ranks do together."""
+    worker = current()
+    worker.owner.check("a call that all ranks make together")
+    with calling(""):
+        worker.training.loops.meet()
+    return worker
+
+
+def together(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """For what a script calls on all ranks: it is named so in messages, and one thread makes all such calls."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def named(*args: P.args, **kwargs: P.kwargs) -> T:
+            worker = current()
+            worker.owner.check(call)
+            worker.forgotten.has_met = True
+            with calling(call):
+                return function(*args, **kwargs)
+
+        return named
+
+    return decorate
+
+
+@together("hocket.settle()")
+def settle() -> None:
+    """Let every rank have the model that its strategy stands for, to be evaluated or saved; every rank must call it.
+
+    The end of a loop over a loader does so by itself, and so does ``break``. Call it where Hocket cannot see that
+    training pauses: when batches are taken with ``next()``, in a script without a loader, or after an exception that
+    was caught. Training may go on afterwards; a round of local steps begins anew.
+    """
+    meeting().training.loops.settle()
+
+
+def rank() -> int:
+    """The number of this worker in the job, from 0."""
+    return current().config.rank
+
+
+def size() -> int:
+    """How many workers the job has."""
+    return current().config.size
+
+
+def local_rank() -> int:
+    """The number of this worker on its host, from 0."""
+    return current().config.local_rank
+
+
+def _have_stacks_printed() -> None:
+    """On a fatal signal, and when another rank asks for it."""
+    try:
+        faulthandler.enable(file=2)
+        if hasattr(faulthandler, "register"):
+            faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+    except (AttributeError, OSError, ValueError, RuntimeError):
+        pass  # there is no stderr to print them to

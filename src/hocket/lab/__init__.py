@@ -1,0 +1,1 @@
+"""What stands beside training: tools that run jobs, look at hosts, and read records."""

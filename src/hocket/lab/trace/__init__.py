@@ -1,0 +1,1 @@
+"""What a timeline says: in words, and as a picture."""

@@ -1,0 +1,244 @@
+"""What ``mirrored`` and ``central`` share: after ``backward()``, ``p.grad`` is the average over all ranks.
+
+The averages are private to the worker, in one flat buffer of which every ``p.grad`` is a view.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import time
+import zlib
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hocket import spans
+from hocket.capture.collector import Collector, read_payloads
+from hocket.capture.members import Members
+from hocket.capture.noise import Gauge
+from hocket.capture.readiness import Readiness
+from hocket.comm.communicator import Communicator
+from hocket.comm.exchange import Exchange, Ticket
+from hocket.comm.layout import Layout
+from hocket.errors import StrategyError, UsageError
+from hocket.strategies.nan_policy import NanPolicy
+
+
+class AveragedGradients:
+    """Averages the gradients of ``members`` over all ranks at the end of each backward pass.
+
+    Args:
+        communicator: All ranks.
+        members: Whose gradients are averaged.
+        layout: Where each gradient lies in the buckets.
+        on_nan: What is done about gradients that are not finite.
+        optimizer: Whose learning rates must be equal on all ranks.
+        private: Whether each worker has the averages for itself, or the workers of a host share them.
+        follows: Whether the layout may change after the first exchange, to the order that it showed.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        members: Members,
+        layout: Layout,
+        on_nan: str,
+        optimizer: Optimizer | None,
+        *,
+        private: bool = True,
+        follows: bool = False,
+    ) -> None:
+        self.members = members
+        self._follows = follows
+        self.steps, self.seconds, self.sent = 0, 0.0, 0
+        self.nan_policy = NanPolicy(members.names, on_nan)
+        self._communicator = communicator
+        self._use(communicator.exchange(layout, private=private))
+        self.collector = Collector(
+            members.names, members.parameters, layout, self._engine, self._exchange, check_finite=on_nan != "ignore"
+        )
+        self.gauge = Gauge(communicator.size, members.parameters)
+        self.collector.on_complete = self.gauge.see
+        self._number = zlib.crc32(repr(members.describe()).encode())
+        self._optimizer = optimizer
+        self._nbytes = self._find_nbytes()
+
+    def _use(self, engine: Exchange) -> None:
+        self._engine, self.results = engine, engine.results
+        self._shown = engine.result_views
+
+    def describe(self) -> str:
+        rates, taken = say_rates(self._optimizer), self.collector.taken
+        return f"backward(), the gradient exchange of step {self.steps + 1}{rates}, after {taken} optimizer steps"
+
+    def show(self, gradients: list[torch.Tensor]) -> None:
+        """Let ``p.grad`` be one of ``gradients`` after an exchange, and not the average itself."""
+        self._shown = gradients
+
+    def present(self) -> bytes:
+        """One byte per parameter: whether it has a gradient; which must be the one that is shown."""
+        gradients = [parameter.grad for parameter in self.members.parameters]
+        for name, gradient, shown in zip(self.members.names, gradients, self._shown, strict=True):
+            if gradient is not None and gradient is not shown:
+                raise StrategyError(
+                    f"the gradient of {name!r} was replaced, which strategy 'central(fused=True)' cannot honour: use "
+                    "--strategy central or mirrored"
+                )
+        return bytes(gradient is not None for gradient in gradients)
+
+    def sync_results(self) -> bytes:
+        """Before an update from ``results``: bring in what the user put in place of a gradient.
+
+        Returns:
+            One byte per parameter: whether it has a gradient.
+        """
+        gradients = [parameter.grad for parameter in self.members.parameters]
+        if all(map(operator.is_, gradients, self._engine.result_views)):
+            return b"\1" * len(gradients)
+        present = bytearray(len(gradients))
+        for i, (gradient, view) in enumerate(zip(gradients, self._engine.result_views, strict=True)):
+            if gradient is not None:
+                present[i] = 1
+                if gradient is not view:
+                    view.copy_(gradient)
+        return bytes(present)
+
+    def before_step(self, optimizer: Optimizer | None) -> bool:
+        """Whether ``optimizer.step`` may go on; raises if gradients were never exchanged."""
+        check_exchanged(self.collector)
+        return self.nan_policy.allows_step(optimizer)
+
+    def _exchange(self) -> None:
+        self.members.check_homes()
+        if self.collector.has_news:  # what travels depends on it, so ranks that differ must be found before
+            self._communicator.meet(zlib.crc32(self.collector.trained), 0, self._describe_trained)
+            self.collector.leave_out_idle()
+            self._nbytes = self._find_nbytes()
+        self.gauge.see_rest(self._engine.slots)
+        payload, begin = self.collector.payload(), time.perf_counter()
+        number = self._number + number_rates(self._optimizer, self.collector.taken)
+        self._engine.begin(Ticket(number, payload, self.describe))
+        payloads = self._engine.finish()
+        end = time.perf_counter()
+        self.seconds += end - begin
+        spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
+        self.gauge.end_step(self.results, self.collector)
+        self.steps += 1
+        self.sent += self._nbytes
+        nonfinite, same = read_payloads(payloads)
+        self.nan_policy.record(nonfinite)
+        missing = self.collector.missing if same else agree_on_missing(self._communicator, self.collector.missing)
+        self.members.set_gradients(self._shown, missing)
+        readiness = self.collector.readiness
+        if readiness is not None and readiness.end() and self._follows:
+            self._follow(readiness)
+
+    def _find_nbytes(self) -> int:
+        """How much is handed to each exchange."""
+        parameters = zip(self.members.parameters, self.collector.trained, strict=True)
+        return sum(parameter.nbytes for parameter, trained in parameters if trained)
+
+    def _describe_trained(self) -> str:
+        names = [name for name, trained in zip(self.members.names, self.collector.trained, strict=True) if not trained]
+        return f"the first gradients after unfreezing, with {', '.join(names) or 'nothing'} still frozen"
+
+    def _follow(self, readiness: Readiness) -> None:
+        """Lay out the buckets in the order in which gradients became ready on rank 0; collective."""
+        parameters = self.members.parameters
+        seen = list(dict.fromkeys(readiness.order))
+        seen = sorted(set(range(len(parameters))) - set(seen)) + seen  # what never arrives need not be last
+        order = json.loads(self._communicator.gather_bytes(json.dumps(seen).encode())[0])
+        layout = self._communicator.lay_out(parameters, order)
+        if layout.places == self._engine.layout.places:
+            return
+        self._engine.close()
+        self._use(self._communicator.exchange(layout))
+        self.collector.adopt(layout, self._engine, early=readiness.is_early)
+
+
+class CountedByExchange:
+    """A strategy whose counts are those of its exchange."""
+
+    _exchange: AveragedGradients
+
+    @property
+    def gauges(self) -> list[Gauge]:
+        return [self._exchange.gauge]
+
+    @property
+    def steps(self) -> int:
+        return self._exchange.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._exchange.steps = steps
+
+    @property
+    def skipped(self) -> int:
+        return self._exchange.nan_policy.skipped
+
+    @property
+    def sent(self) -> int:
+        return self._exchange.sent
+
+    @sent.setter
+    def sent(self, sent: int) -> None:
+        self._exchange.sent = sent
+
+    @property
+    def exchanging(self) -> float:
+        return self._exchange.seconds
+
+    @exchanging.setter
+    def exchanging(self, seconds: float) -> None:
+        self._exchange.seconds = seconds
+
+
+def agree_on_missing(communicator: Communicator, missing: bytes) -> bytes:
+    """The parameters that have no gradient on any rank."""
+    everyone = [int.from_bytes(part, "little") for part in communicator.gather_bytes(missing)]
+    common = everyone[0]
+    for part in everyone[1:]:
+        common &= part
+    return common.to_bytes(len(missing), "little")
+
+
+def _rates(optimizer: Optimizer | None) -> list[float]:
+    return [] if optimizer is None else [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+
+
+def number_rates(optimizer: Optimizer | None, taken: int = 0) -> int:
+    """A part of a signature: ranks whose learning rates differ, or the steps taken so far, do not do the same."""
+    return zlib.crc32(repr((_rates(optimizer), taken)).encode()) << 1
+
+
+def say_rates(optimizer: Optimizer | None) -> str:
+    """The same, in words."""
+    rates = _rates(optimizer)
+    return f" with learning rate{'s' if len(rates) > 1 else ''} {', '.join(map(str, rates))}" if rates else ""
+
+
+def check_exchanged(collector: Collector) -> None:
+    """Raise if there are gradients that were not exchanged."""
+    if collector.passes:
+        raise UsageError(
+            f"optimizer.step() after {collector.passes} backward passes inside hocket.accumulate(), none of them "
+            "exchanged: run the last backward pass before a step outside of it"
+        )
+    if collector.unfinished:
+        raise UsageError(
+            "all gradients were made inside reentrant checkpoints, and the model's output did not show when the "
+            "backward pass was over: use checkpoint(…, use_reentrant=False), or call the model itself and have it "
+            "return tensors"
+        )
+
+
+def average_loss(communicator: Communicator, collector: Collector, loss: Any) -> Any:
+    """The loss of a closure over all ranks' samples: optimizers that compare losses must all see the same."""
+    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+        return loss
+    mean = loss.detach().clone(memory_format=torch.contiguous_format).mul_(collector.weight)
+    communicator.allreduce(mean, "mean")
+    return mean

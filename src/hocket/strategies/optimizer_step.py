@@ -1,0 +1,88 @@
+"""What is put around ``optimizer.step``: the strategy's own, hooks of the script, and what GradScaler leaves there."""
+
+from __future__ import annotations
+
+import functools
+import time
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from hocket import spans
+from hocket.updates.update import Step
+
+if TYPE_CHECKING:
+    from hocket.strategies.base import Strategy
+
+SUPPORTS_SCALING = "_step_supports_amp_scaling"  # to GradScaler: this optimizer does what it asks for by itself
+
+
+def wrap(optimizer: Optimizer, strategy: Strategy) -> None:
+    """Have ``optimizer.step(…)`` call ``strategy.step(original_step, …)``, and its collector hear of ``zero_grad``.
+
+    LR schedulers find what they look for.
+    """
+    original: Step = optimizer.step
+    original_zero = optimizer.zero_grad
+
+    @like(original)
+    def step(this: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        collector = strategy.collector
+        if collector.rests:
+            return original(*args, **kwargs)
+        this._opt_called = True  # type: ignore[attr-defined]  # schedulers ask for it, also where no step is taken
+        begin = time.perf_counter()
+        result = strategy.step(original, *args, **kwargs)
+        spans.add(spans.COMPUTE, "update", begin, time.perf_counter())
+        if collector.on_step is not None:
+            collector.on_step()
+        return result
+
+    @like(original_zero)
+    def zero_grad(_: Optimizer, *args: Any, **kwargs: Any) -> None:
+        strategy.collector.forget()
+        original_zero(*args, **kwargs)
+
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
+
+
+def like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have a function that becomes a method look like the one that it replaces: GradScaler reads its signature.
+
+    Wrapped as it is, a bound method would lose one more argument each time.
+    """
+    return functools.wraps(getattr(method, "__func__", method))
+
+
+@contextmanager
+def hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[None]:
+    """Run the hooks on ``optimizer.step`` while the optimizer looks as the script knows it, not divided."""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    for hook in before.values():
+        hook(optimizer, (), options)
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before, after
+    for hook in after.values():
+        hook(optimizer, (), options)
+
+
+@contextmanager
+def without_scaler(optimizer: Optimizer) -> Iterator[None]:
+    """Within, nothing is left of what GradScaler asks of a step: it has been done already."""
+    names = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    asked = {name: getattr(optimizer, name) for name in names}
+    for name in names:
+        setattr(optimizer, name, None)
+    try:
+        yield
+    finally:
+        for name, value in asked.items():
+            setattr(optimizer, name, value)
