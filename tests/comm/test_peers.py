@@ -359,7 +359,7 @@ def test_a_connection_that_one_end_gives_up_is_made_again(accepts: bool, monkeyp
 
 
 def test_a_worker_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    knock = Peers._knock
+    knock = WirePeers._knock
 
     def refuse(self: Peers, said: dict[str, Any], deadline: float) -> Any:
         if self.rank == 1 and "worker-2" in said["socket"]:
