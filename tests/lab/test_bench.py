@@ -49,3 +49,11 @@ def test_the_bench_of_noise_says_what_looks_cost() -> None:
     rows = json.loads(done.stdout)["rows"]
     assert [row["strategy"] for row in rows] == ["mirrored", "central", "central(fused=True)"]
     assert all(row["a look in_steps"] >= 1 and row["in looks_%"] > 0 for row in rows)
+
+
+def test_the_bench_of_simulated_workers_has_both_times() -> None:
+    done = bench("simulated", "-n", "5", "--steps", "3", "--strategies", "mirrored; asynchronous", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["strategy"] for row in rows] == ["mirrored", "asynchronous"]
+    assert all(10 < row["virtual step_ms"] < 12 and row["real step of all_ms"] > 0 for row in rows)

@@ -71,6 +71,7 @@ class Collector:
         self.collected = 1  # backward passes that the last exchange is made of
         self.on_complete: Callable[[int, torch.Tensor], None] | None = None  # a bucket, before it is sent off
         self._task: int | None = None  # autograd's number of the backward pass whose end will call ``end``
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []  # of the hooks
         self._hooked = bytearray(len(self.parameters))
         self._weights: list[torch.utils.hooks.RemovableHandle] = []
         self._backward_code = torch.autograd.backward.__code__
@@ -141,12 +142,19 @@ class Collector:
         """Gradients that were held back have been thrown away by ``zero_grad``."""
         self.passes, self.mean = 0, self.mean and self.held > 0
 
+    def release(self) -> None:
+        """Take the hooks away for good. Python does not see that a parameter and its hook hold only each other."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
     def hook_new(self) -> None:
         """Hook every parameter that requires a gradient and has no hook yet."""
         for i, parameter in enumerate(self.parameters):
             if parameter.requires_grad and not self._hooked[i]:
                 self._hooked[i] = 1
-                parameter.register_post_accumulate_grad_hook(self._make_hook(i, parameter.numel() >= LARGE))
+                hook = self._make_hook(i, parameter.numel() >= LARGE)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         if self.weight != 1:
             self._hook_weight()
         self._slots.set_trained(bytes(self._hooked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import platform
 import time
 from abc import ABC, abstractmethod
@@ -81,6 +82,12 @@ class Communicator(ABC):
     @abstractmethod
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """The (small) data of all ranks; lengths may differ."""
+
+    def gather_data(self, mine: Any) -> list[Any]:
+        """The plain data of all ranks; that of ranks which say the same is one object."""
+        parts = self.gather_bytes(json.dumps(mine).encode())
+        read = {part: json.loads(part) for part in set(parts)}
+        return [read[part] for part in parts]
 
     def collect(self, data: torch.Tensor, root: int) -> list[torch.Tensor]:
         """The flat bytes of all ranks, on rank ``root``; nothing on others. Lengths may differ."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
 from hocket.comm.graphs import Graph
 
 
+@lru_cache
 def gap(graph: Graph, members: int, *, push_sum: bool = False) -> float:
     """1 − |second largest eigenvalue|: by how much a round shortens the distance from consensus, at the slowest.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import socket
 from collections.abc import Callable, Sequence
 
@@ -48,7 +47,7 @@ def connect(
         return
     uuid = str(torch.cuda.get_device_properties(mine).uuid) if mine else ""
     host = config.host_name or socket.gethostname()
-    everyone = [tuple(json.loads(part)) for part in communicator.gather_bytes(json.dumps([host, mine, uuid]).encode())]
+    everyone = [tuple(each) for each in communicator.gather_data([host, mine, uuid])]
     if not any(place[1] for place in everyone):
         return
     _check(everyone, shared_is_fine=config.transport != "auto")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -203,6 +202,7 @@ def _make_room(worker: Worker, model: nn.Module, optimizers: list[Optimizer]) ->
     former, freed = training.guard.release(model)
     for strategy in former:
         strategy.settle(Why.SWITCH_AWAY)
+        strategy.collector.release()
         training.strategies.remove(strategy)
         training.checks.pop(strategy, None)
     training.idle = [each for each in training.idle if each.args[1] is not model]
@@ -300,8 +300,8 @@ def _describe(communicator: Communicator, spec: Spec, model: nn.Module, servers:
 
 def _check_same(communicator: Communicator, members: Members) -> None:
     """Raise on all ranks, naming the first difference, if the models are not the same."""
-    described = [json.loads(part) for part in communicator.gather_bytes(json.dumps(members.describe()).encode())]
-    for rank, other in enumerate(described[1:], start=1):
+    described = communicator.gather_data(members.describe())
+    for rank, other in _others(described):
         for mine, theirs in zip(described[0], other, strict=False):
             if mine != theirs:
                 raise MismatchError(
@@ -313,6 +313,11 @@ def _check_same(communicator: Communicator, members: Members) -> None:
                 f"the models differ: rank 0 has {len(described[0])} parameters, rank {rank} has {len(other)}; "
                 "build the same model on every rank"
             )
+
+
+def _others(described: list[Any]) -> list[tuple[int, Any]]:
+    """Ranks that do not say the same as rank 0, and what they say."""
+    return [(rank, other) for rank, other in enumerate(described) if other is not described[0]]
 
 
 def _write(description: list[Any]) -> str:
@@ -334,8 +339,8 @@ def _check_same_optimizer(communicator: Communicator, optimizer: Optimizer) -> N
                 f"the optimizers differ: {kinds[0]} on rank 0 and {kind} on rank {rank}; build it alike on every rank"
             )
     mine = {**{f"group {i}": group for i, group in enumerate(groups)}, **state}
-    described = [json.loads(part) for part in communicator.gather_bytes(json.dumps(mine).encode())]
-    for rank, other in enumerate(described[1:], start=1):
+    described = communicator.gather_data(mine)
+    for rank, other in _others(described):
         for where in sorted({*described[0], *other}):
             left, right = described[0].get(where, {}), other.get(where, {})
             for key in sorted({*left, *right}):

@@ -108,6 +108,8 @@ class SimulatedJob:
             finally:
                 worker.has_left = True
                 communicator.leave(failed)
+                for strategy in worker.training.strategies:
+                    strategy.collector.release()  # there may be many such workers, one job after the other
 
     def _join(self, rank: int) -> Communicator:
         if not self._coordinated:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import zlib
 from collections.abc import Sized
 from typing import Any
@@ -75,7 +74,7 @@ def count_batches(loader: DataLoader[Any], indices: Any, size: int, local_to: Co
         pass
     if local_to is None:
         return length
-    lengths = [json.loads(part) for part in local_to.gather_bytes(json.dumps(length).encode())]
+    lengths = local_to.gather_data(length)
     return None if None in lengths else max(lengths)
 
 
@@ -111,7 +110,7 @@ def share_generators(communicator: Communicator, generators: list[torch.Generato
 
 def check_same_data(communicator: Communicator, loader: DataLoader[Any]) -> None:
     """Raise on all ranks if their data sets differ as far as that shows; collective."""
-    described = [json.loads(part) for part in communicator.gather_bytes(json.dumps(_describe(loader.dataset)).encode())]
+    described = communicator.gather_data(_describe(loader.dataset))
     for rank, other in enumerate(described):
         if other != described[0]:
             raise MismatchError(

@@ -221,6 +221,29 @@ def hogwild(
     print(f"Medians over the rounds; × is against plain. Without a lock {row['than locked_×']:.2f}× as fast as with.")
 
 
+@app.command()
+def simulated(
+    workers: Annotated[int, typer.Option("-n", "--workers", min=2, help="How many simulated workers.")] = 1000,
+    steps: Annotated[int, typer.Option(min=2, help="Of each worker.")] = 4,
+    strategies: Annotated[
+        str, typer.Option(help="With ; between them.")
+    ] = "mirrored; local_sgd(period=2); gossip(topology='exponential'); asynchronous",
+    as_json: _Json = False,
+) -> None:
+    """Whole simulated workers in one process: how long a step takes, on their virtual clock and in fact."""
+    from hocket.lab.bench import bench_simulated
+
+    rows = []
+    for name in (each.strip() for each in strategies.split(";")):
+        spec = specs.parse(name)
+        rows.append(bench_simulated.measure(workers, name, int(spec.servers == "needed"), steps))
+    if as_json:
+        _print_json(rows, workers=workers)
+        return
+    _print_table(f"simulated, {workers} workers on {_here()}", rows)
+    print("A batch takes 10 virtual ms, and the network between any two workers has 10 Gbit/s and 50 µs.")
+
+
 _SERVER_PARTS: dict[str, tuple[str, int, int, dict[str, str]]] = {
     "shared": ("round trip", 1, 1, {}),
     "tcp": ("round trip", 1, 1, {"transport": "gloo"}),
