@@ -120,7 +120,7 @@ def test_a_killed_worker(pool: Pool, tmp_path: Path, strategy: str, transport: s
 
 def train_with_stop(strategy: str, folder: str) -> dict[str, Any]:
     """The victim stops with a gradient in hand, until another worker has made many more steps."""
-    done, pid = Path(folder) / "done", Path(folder) / "pid"
+    done, pid, again = Path(folder) / "done", Path(folder) / "pid", Path(folder) / "again"
     model, optimizer, loader = start(strategy, batches=60)
     since = 0
     for count, (x, number) in enumerate(loader):
@@ -134,6 +134,9 @@ def train_with_stop(strategy: str, folder: str) -> dict[str, Any]:
             since += 1
             if since == 10:
                 os.kill(victim, signal.SIGCONT)
+                again.write_text("now")
+        if hocket.rank() == 2 and count == 2 and strategy.startswith("asynchronous"):
+            wait_for(again)  # or all batches could be done before rank 0 has made these steps
         step(model, optimizer, x, number, done)
     return finish(model)
 
