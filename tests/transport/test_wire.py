@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import os
 import resource
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -235,3 +237,18 @@ def test_a_descriptor_is_not_given_back_while_a_call_uses_it() -> None:
         assert slow.fileno() == -1 and len(errors) == 1
         with pytest.raises(Closed):
             wire.send(1, 1, {})
+
+
+def test_the_end_of_a_process_is_seen_though_its_child_lives() -> None:
+    with wires() as (left, right):
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+        try:
+            left.connection.close()
+            with pytest.raises(Closed):
+                right.receive()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

@@ -14,7 +14,6 @@ import secrets
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -51,7 +50,6 @@ class WirePeers(Peers):
         self._is_closed = False
         self._is_connecting = True  # until all are: a wire may end, and another take its place
         self._process = os.getpid()
-        _everyone.add(self)
 
     def join(self, gather: Gather) -> None:
         try:
@@ -118,11 +116,6 @@ class WirePeers(Peers):
             each.close()
         for wire in list(self._incoming.values()):
             wire.close()
-
-    def abandon(self) -> None:
-        """In a forked child: the connections are the parent's, whose end must be noticed."""
-        for wire in [*self._incoming.values(), *(out.wire for out in self._out.values())]:
-            wire.connection.close()
 
     def _join(self, gather: Gather) -> None:
         said = json.dumps(self._open()).encode()
@@ -298,12 +291,3 @@ class _Outgoing:
 
 
 _Item = tuple[int, int, dict[str, Any], Sequence[memoryview], int, Sent | None, Area | None]
-_everyone: weakref.WeakSet[WirePeers] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for peers in list(_everyone):
-        peers.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

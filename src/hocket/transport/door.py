@@ -14,7 +14,7 @@ from collections.abc import Callable
 from hocket.errors import JobError
 from hocket.transport import tls
 from hocket.transport.proof import NotProved, prove
-from hocket.transport.wire import Wire, hang_up
+from hocket.transport.wire import Wire, hang_up, keep_from_children
 
 _PROOF = 5.0  # seconds that a stranger has
 _STRANGERS = 128  # at once; when there are more, the one that has been here longest has to go
@@ -53,6 +53,7 @@ class Door:
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+        keep_from_children(listener)
         self._thread = threading.Thread(target=self._listen, daemon=True, name="hocket-door")
         self._thread.start()
 

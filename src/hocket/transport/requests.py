@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -129,7 +128,6 @@ class WireLink(Link):
         self.is_local = self._wire.is_local
         self._lock = threading.Lock()
         self._process = os.getpid()
-        _links.add(self)
 
     def begin(
         self, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, area: Area | None = None
@@ -167,7 +165,6 @@ class WireLink(Link):
         if self._is_closed or self._process != os.getpid():
             return
         self._is_closed = True
-        _links.discard(self)
         wire = self._wire
         if wire is not None and self._lock.acquire(timeout=_GOODBYE):
             try:
@@ -187,11 +184,6 @@ class WireLink(Link):
     def traffic(self) -> tuple[int, int]:
         """Bytes that this connection has sent and received."""
         return (self._wire.sent, self._wire.received) if self._wire is not None else (0, 0)
-
-    def abandon(self) -> None:
-        """In a forked child: the connection is the parent's, whose end must be noticed."""
-        if self._wire is not None:
-            self._wire.connection.close()
 
     def _exchange(self, into: Sequence[memoryview] | None) -> tuple[Message, bytes]:
         """Have the answer to what was sent; it is sent again as often as the connection breaks, or almost."""
@@ -324,14 +316,3 @@ def _say_waiting(name: str, head: dict[str, Any]) -> None:
     ranks = ", ".join(str(rank) for rank in head.get("ranks", ()))
     seconds = float(head.get("seconds", 0.0))
     print(f"hocket: {name} has been waiting {seconds:.0f} s for rank {ranks}", file=sys.stderr, flush=True)
-
-
-_links: weakref.WeakSet[WireLink] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for link in list(_links):
-        link.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

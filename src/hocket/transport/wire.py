@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import ssl
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -70,6 +72,9 @@ class Wire:
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
     _users: int = field(default=0, init=False)  # calls that are under way
     _is_closed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        keep_from_children(self.connection)
 
     def send(
         self,
@@ -264,3 +269,19 @@ def hang_up(connection: socket.socket) -> None:
 def until(deadline: float) -> float:
     """Seconds for a socket's timeout until the monotonic time ``deadline``; a little if that has passed."""
     return max(deadline - time.monotonic(), 0.001)
+
+
+_of_this_process: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def keep_from_children(connection: socket.socket) -> None:
+    """Have a forked child close its copy, so that the end of this process is noticed without that of its child."""
+    _of_this_process.add(connection)
+
+
+def _close_all() -> None:
+    for connection in list(_of_this_process):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
