@@ -181,10 +181,10 @@ class Reception:
 
     def _welcome(self, peer: _Peer, number: int, wire: Wire, said: dict[str, Any]) -> None:
         session = _Session(self._handler, peer, number, wire)
+        with peer.coming:
+            told = self._handler.welcome(number, said)  # who is not let in is told why
+            before, peer.wire = peer.wire, wire
         try:
-            with peer.coming:
-                told = self._handler.welcome(number, said)
-                before, peer.wire = peer.wire, wire
             if before is not None:
                 before.close()
             wire.send(Talk.REPLY, 0, {**told, "answered": peer.sequence})
