@@ -15,7 +15,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hocket.transport.wire import HEADER, MAGIC, MOST_BODY, MOST_HEAD, VERSION, Closed, Decoder, Wire, WireError, encode
+from hocket.transport.wire import (
+    HEADER,
+    MAGIC,
+    MOST_BODY,
+    MOST_HEAD,
+    VERSION,
+    Bell,
+    Closed,
+    Decoder,
+    Wire,
+    WireError,
+    encode,
+)
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats(allow_nan=False) | st.text(),
@@ -237,6 +249,28 @@ def test_a_descriptor_is_not_given_back_while_a_call_uses_it() -> None:
         assert slow.fileno() == -1 and len(errors) == 1
         with pytest.raises(Closed):
             wire.send(1, 1, {})
+
+
+def test_who_waits_at_a_wire_is_woken_by_a_message_or_a_bell() -> None:
+    bell = Bell()
+    with wires() as (left, right):
+        assert not right.wait(bell, 0.0)
+        bell.ring()
+        bell.ring()
+        assert not right.wait(bell, 3600.0)  # it was the bell, which is calm again
+        assert not right.wait(bell, 0.0)
+        left.send(5, 1, {})
+        assert right.wait(bell, 3600.0)
+        right.receive()
+        later = threading.Thread(target=bell.ring)
+        later.start()
+        assert not right.wait(bell, 3600.0)
+        later.join()
+        left.close()
+        assert right.wait(bell, 3600.0)
+        with pytest.raises(Closed):
+            right.receive()
+    bell.close()
 
 
 def test_the_end_of_a_process_is_seen_though_its_child_lives() -> None:

@@ -20,8 +20,7 @@ from hocket.comm.layout import cut
 from hocket.comm.topology import Topology
 from hocket.errors import MismatchError, UsageError
 from hocket.transport.gate import Description, ranks, say, signature
-from hocket.transport.process_group import ProcessGroup
-from hocket.transport.watch import Watch
+from hocket.transport.process_group import ProcessGroup, Watcher
 
 _MESSAGE = 1024  # bytes
 _HEAD = struct.Struct("<qqq8x")  # signature, payload, length of what comes with it
@@ -40,7 +39,7 @@ class HostsCommunicator(Communicator):
         traffic: What the exchanges of this worker took.
     """
 
-    def __init__(self, topology: Topology, local: Communicator, watch: Watch, groups: Groups) -> None:
+    def __init__(self, topology: Topology, local: Communicator, watch: Watcher, groups: Groups) -> None:
         self._topology, self._local = topology, local
         self.traffic: NetworkTimes = NetworkTimes(topology.name_of(topology.rank))
         self.rank, self.size = topology.rank, topology.size

@@ -120,6 +120,17 @@ def connect(
         The connection, and what the coordinator has answered.
     """
     nonce, answered = secrets.token_hex(8), dict[str, Any]()
+
+    def make(deadline: float) -> Wire:
+        wire = reach_coordinator(config, secret, name, deadline)
+        answered.update(join(wire, nonce, deadline, said))
+        return wire
+
+    return WireLink("the coordinator", make, config.timeout), answered
+
+
+def reach_coordinator(config: Config, secret: bytes, name: int, deadline: float) -> Wire:
+    """A connection to the coordinator, as ``name``, on which nothing was said yet."""
     is_beside = config.host_address in (None, config.address) and config.rendezvous is not None
     if config.coordinator_port is None and (not is_beside or config.transport == "gloo"):
         raise JobError("HOCKET_COORDINATOR_PORT is not set: start the script with hocket run")
@@ -128,10 +139,4 @@ def connect(
         "address": config.address,
         "port": config.coordinator_port,
     }
-
-    def make(deadline: float) -> Wire:
-        wire = reach(config, secret, name, where, deadline)
-        answered.update(join(wire, nonce, deadline, said))
-        return wire
-
-    return WireLink("the coordinator", make, config.timeout), answered
+    return reach(config, secret, name, where, deadline)

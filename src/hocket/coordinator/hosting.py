@@ -11,7 +11,7 @@ from hocket.config import Config
 from hocket.coordinator.client import SOCKET
 from hocket.coordinator.service import Batch, CoordinatorService, Tell
 from hocket.transport.replies import Reception
-from hocket.transport.requests import COORDINATOR, WireLink, join, reach
+from hocket.transport.requests import COORDINATOR, WATCH, WireLink, join, reach
 from hocket.transport.wire import Wire
 
 
@@ -21,6 +21,10 @@ class HostedCoordinator:
     Args:
         config: Of the job: how many workers and servers, and where the coordinator listens.
         secret: The job's.
+
+    Attributes:
+        service: What the coordinator does.
+        said: Where the coordinator is reached: what ``requests.reach`` wants.
     """
 
     def __init__(self, config: Config, secret: bytes) -> None:
@@ -28,8 +32,9 @@ class HostedCoordinator:
         self._servers: list[_ServerLink] = []
         self.service = CoordinatorService(config.size, config.servers, config.timeout, self._reach)
         self._reception = Reception(self.service, secret, COORDINATOR)
+        self.service.liveness.wire_of = lambda rank: self._reception.wire_of(WATCH + rank)
         try:
-            self._reception.open_for(config, SOCKET, config.coordinator_port or 0)
+            self.said = self._reception.open_for(config, SOCKET, config.coordinator_port or 0)
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+FAILED = "failed"
+"""How a worker has gone whose script has raised something, and which has said so."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -63,6 +66,12 @@ class Ledger:
         with self._lock:
             return [rank for rank in range(self.workers) if rank not in self._gone]
 
+    @property
+    def gone(self) -> dict[int, str]:
+        """Who has gone and how, the first one first; it is empty for one that has finished."""
+        with self._lock:
+            return dict(self._gone)
+
     def is_lost(self, rank: int) -> bool:
         """Whether a worker has died, or was taken for dead."""
         with self._lock:
@@ -77,7 +86,7 @@ class Ledger:
             return was_gone
 
     def lose(self, rank: int, why: str) -> bool:
-        """A worker has died or, if ``why`` is empty, has finished; whether that is news."""
+        """A worker has died or, if ``why`` is empty, has finished; whether that is news: only the first word counts."""
         with self._lock:
             if rank in self._gone:
                 return False

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 from hocket.coordinator.board import Board
 from hocket.coordinator.dealer import Dealer
 from hocket.coordinator.ledger import Ledger
+from hocket.coordinator.liveness import Liveness
 from hocket.coordinator.meetings import Meetings
 from hocket.coordinator.waiting import Condition, Wait
 from hocket.errors import HocketError, MismatchError
 from hocket.transport.area import Area
 from hocket.transport.replies import Answer, Body, Note
-from hocket.transport.requests import BOARD, SERVER
+from hocket.transport.requests import BOARD, SERVER, WATCH
 
 Batch = Sequence[int]
 """Queue, epoch and number of a batch."""
@@ -39,6 +40,7 @@ class Ask(IntEnum):
     SHARE = 71
     SUM = 72
     BOARD = 73
+    WATCH = 74
 
 
 class Tell(IntEnum):
@@ -93,6 +95,7 @@ class CoordinatorService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = Ledger(workers)
+        self.liveness = Liveness(self.ledger, timeout, self._tell_user)
         self.meetings = Meetings(make_condition(), lambda: self.ledger.live, timeout, clock)
         self.sums = Meetings(make_condition(), lambda: range(servers), timeout, clock)
         self.servers: dict[int, ServerTold] = {}
@@ -117,10 +120,11 @@ class CoordinatorService:
             Ask.SHARE: self._share,
             Ask.SUM: self._sum,
             Ask.BOARD: self._use_board,
+            Ask.WATCH: lambda peer, head, *_: Answer(self.liveness.answer(peer - WATCH, head)),
         }
 
     def answer(self, peer: int, kind: int, head: dict[str, Any], body: Body, note: Note) -> Answer:
-        if (peer >= SERVER) != (kind == Ask.SUM):
+        if (peer >= SERVER) != (kind == Ask.SUM) or (WATCH <= peer < BOARD) != (kind == Ask.WATCH):
             raise ValueError(f"kind {kind} from {'a server' if peer >= SERVER else f'rank {peer}'}")
         return self._answers[kind](peer, head, body, note)
 
@@ -129,9 +133,13 @@ class CoordinatorService:
         if peer >= SERVER:
             self._welcome_server(peer - SERVER, said)
             return {}
-        if peer % BOARD >= self._workers:
-            raise ValueError(f"rank {peer % BOARD} in a job of {self._workers} workers")
+        rank = peer % WATCH
+        if rank >= self._workers:
+            raise ValueError(f"rank {rank} in a job of {self._workers} workers")
         if peer >= BOARD:
+            return {}
+        if peer >= WATCH:
+            self.liveness.welcome(rank, str(said["host"]))
             return {}
         roster = self._await_servers()
         if self.ledger.welcome(peer, said):
@@ -143,7 +151,9 @@ class CoordinatorService:
         if peer >= SERVER:
             self.sums.fail(f"server {peer - SERVER} has ended: see its output")
             return
-        if peer >= BOARD or not self.ledger.lose(peer, why):
+        if WATCH <= peer < BOARD:
+            self.liveness.lose(peer - WATCH)
+        if peer >= WATCH or not self.ledger.lose(peer, why):
             return
         dealers = dict(self._dealers)
         held = [batch for queue, dealer in dealers.items() for batch in _name(queue, dealer, peer)]
@@ -156,6 +166,9 @@ class CoordinatorService:
             rounds = [each["round"] for each in told if each["round"] is not None]
             ends = f"; round {max(rounds)} ends without it" if rounds else ""
             self.say(f"hocket: rank {peer} {why}{ends}{batches}")
+
+    def _tell_user(self, line: str) -> None:
+        self.say(line)  # which may be another one later
 
     def refuse(self, why: str) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import sys
 
@@ -15,6 +16,8 @@ from hocket.comm.meeting import MeetingCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
 from hocket.coordinator.client import open_board
+from hocket.coordinator.hosting import HostedCoordinator
+from hocket.coordinator.watch import Watch
 from hocket.errors import UsageError, WorkerLost
 from hocket.job import introductions
 from hocket.server.client import Client, open_client
@@ -23,7 +26,6 @@ from hocket.transport.nccl import NcclGroup
 from hocket.transport.process_group import ProcessGroup
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.store import AskedStore, Store, StoreLost, open_store, prefixed
-from hocket.transport.watch import Watch
 
 
 def join(config: Config) -> Communicator:
@@ -90,15 +92,7 @@ def _join_hosts(config: Config, shares: bool) -> Communicator:
         local = SharedCommunicator(shared)
         if len(topology.hosts) == 1:
             return local
-    watch = Watch.open(
-        config.rank,
-        [topology.name_of(rank) for rank in range(config.size)],
-        config.timeout,
-        met.secret,
-        met.address,
-        lambda address, port: store.set("watch", f"{port} {address}"),
-        lambda: introductions.read_address(store, "watch"),
-    )
+    watch = _open_watch(config, store, met)
     if shares:
         shared.gate.numbers = list(topology.local)
         shared.gate.outlook = watch
@@ -109,6 +103,30 @@ def _join_hosts(config: Config, shares: bool) -> Communicator:
         )
 
     return HostsCommunicator(topology, local, watch, group)
+
+
+def _open_watch(config: Config, store: Store, met: introductions.Introductions) -> Watch:
+    """The watch over all ranks, at the job's coordinator; where nothing has started one, rank 0 does so in a thread."""
+    names = [met.topology.name_of(rank) for rank in range(config.size)]
+    if _has_coordinator(config):
+        return Watch.open(config, met.secret, names)
+    # The store that has brought the workers together is not encrypted either.
+    config = dataclasses.replace(
+        config, host_address=met.address, rendezvous=None, tls="on" if config.tls == "on" else "off"
+    )
+    hosted = None
+    if config.rank == 0:
+        hosted = HostedCoordinator(config, met.secret)
+        hosted.service.say = lambda line: print(line, file=sys.stderr, flush=True)
+        store.set("coordinator", f"{hosted.said['port']} {hosted.said['address']}")
+    try:
+        address, port = introductions.read_address(store, "coordinator")
+        config = dataclasses.replace(config, address=address, coordinator_port=port)
+        return Watch.open(config, met.secret, names, is_of_rank_0=True, hosted=hosted)
+    except BaseException:
+        if hosted is not None:
+            hosted.close()
+        raise
 
 
 def connect_gpus(config: Config, device: torch.device) -> NcclGroup:
@@ -129,9 +147,14 @@ def _check(config: Config) -> None:
 def _open_store(config: Config) -> Store:
     """The board of the job's coordinator or, where something else has started the workers, torch's own store."""
     secret = introductions.job_secret(config)
-    if secret is not None and config.coordinator_port is not None:
+    if secret is not None and _has_coordinator(config):
         return AskedStore(open_board(config, secret), config.timeout)
     if config.port is None:
         raise UsageError("WORLD_SIZE is set but MASTER_PORT is not: start the script with hocket run or torchrun")
     host = config.rank == 0 and not config.store_is_hosted
     return open_store(config.address, config.port, host=host, timeout=config.timeout)
+
+
+def _has_coordinator(config: Config) -> bool:
+    """Whether a launcher has started a coordinator that other hosts reach."""
+    return introductions.job_secret(config) is not None and config.coordinator_port is not None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from hocket.errors import HocketError
-from hocket.transport.gate import Description
+from hocket.transport.gate import Description, Outlook
 from hocket.transport.store import Store
-from hocket.transport.watch import Watch
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -32,6 +32,22 @@ def _are_there(store: Store, keys: list[str], seconds: float) -> bool:
     return True
 
 
+class Watcher(Outlook, Protocol):
+    """What is known of ranks on other hosts, to those who exchange something with them."""
+
+    on_loss: Callable[[], None]
+    """Called, in another thread, when a rank is lost."""
+
+    def enter(self, lane: str) -> None:
+        """Begin the next collective of ``lane``, of which every rank has the same number in the same order."""
+
+    def wait(self, done: Callable[[float], bool], what: Description) -> None:
+        """Until ``done(seconds)``, which itself waits for so long, is true; raises if that will not be."""
+
+    def leave(self, failed: bool) -> None:
+        """Say how this rank ended."""
+
+
 class ProcessGroup:
     """Some ranks of the job, over Gloo; beside any group that the script itself makes.
 
@@ -44,7 +60,7 @@ class ProcessGroup:
         watch: Tells who is missing.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, address: str, timeout: float, watch: Watch) -> None:
+    def __init__(self, store: Store, rank: int, size: int, address: str, timeout: float, watch: Watcher) -> None:
         self.rank, self.size, self._watch, self._store = rank, size, watch, store
         self._under_way: list[Any] = []
         what = "the start of a group of workers"

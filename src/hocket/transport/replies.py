@@ -20,7 +20,7 @@ from hocket.errors import HocketError, JobError
 from hocket.transport import handoff, tls
 from hocket.transport.area import Area
 from hocket.transport.door import Door, listen, listen_here
-from hocket.transport.requests import Talk, encrypted
+from hocket.transport.requests import WATCH, Talk, encrypted
 from hocket.transport.wire import Closed, Message, Wire, WireError
 
 NO_SENSE = "messages that make no sense"
@@ -135,6 +135,12 @@ class Reception:
             security = tls.make_context() if encrypted(address, config) else ()
             said |= {"address": address, "port": self.open(listen(address, port), *security).port}
         return said
+
+    def wire_of(self, peer: int) -> Wire:
+        """The connection of a peer that is here."""
+        wire = self._peers[peer].wire
+        assert wire is not None
+        return wire
 
     def drop(self, peer: int) -> None:
         """Close the connection of a peer: what it has sent and nobody has read is not heard; it may come back."""
@@ -290,10 +296,10 @@ class _Session:
         print(f"hocket: a message of rank {self._number} was refused: {error!r}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """The connection is over; unless the peer comes back soon, it is lost."""
+        """The connection is over; unless the peer comes back soon, it is lost. Who is watched is lost at once."""
         peer = self._peer
         self._wire.close()  # so that a live peer knows, and comes back
-        if not peer.is_gone and not self._wire.is_local:
+        if not peer.is_gone and not self._wire.is_local and not self._number & WATCH:
             deadline = time.monotonic() + GRACE
             while time.monotonic() < deadline and peer.wire is self._wire and not peer.is_gone:
                 time.sleep(0.02)

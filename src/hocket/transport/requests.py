@@ -28,6 +28,7 @@ _SLACK = 30.0  # seconds that a server has beyond the time in which it has to an
 
 COORDINATOR = 1 << 31  # the coordinator's number in proofs, where workers have their ranks
 BOARD = 1 << 29  # added to a rank: a connection beside the worker's own, for what its threads leave on the board
+WATCH = 1 << 28  # added to a rank: the connection over which the coordinator sees whether the worker is alive
 SERVER = 1 << 30  # added to the number of a server, to tell servers from ranks
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import ssl
 import struct
@@ -30,6 +31,9 @@ MOST_BODY = 1 << 40
 _AT_ONCE = 64  # parts of a body in one system call
 _TLS_CHUNK = 1 << 18
 _FIRST = 1 << 20  # bytes for which memory is taken at first
+_ASKING = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_USER_TIMEOUT": 30_000}  # seconds, seconds, milliseconds
+_RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, since Linux 6.15
+_LAST_ACK = struct.Struct("56xI")  # of Linux's struct tcp_info: milliseconds since the last acknowledgement
 _NO_MESSAGE = "what came is no message of Hocket's"  # and may be secret, so it is not shown
 
 
@@ -49,6 +53,32 @@ class Message(NamedTuple):
     sequence: int
     head: dict[str, Any]
     body: int  # bytes
+
+
+class Bell:
+    """Wakes a thread that waits at a connection (see ``Wire.wait``). Any thread may ring."""
+
+    def __init__(self) -> None:
+        self._ear, self._hammer = socket.socketpair()
+        self._ear.setblocking(False)
+        self._hammer.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._ear.fileno()
+
+    def ring(self) -> None:
+        """Wake the thread, now or when it comes to wait."""
+        with contextlib.suppress(OSError):  # it rings already, or is closed
+            self._hammer.send(b"!")
+
+    def calm(self) -> None:
+        """Ring no longer."""
+        with contextlib.suppress(OSError):
+            self._ear.recv(1 << 16)
+
+    def close(self) -> None:
+        self._ear.close()
+        self._hammer.close()
 
 
 @dataclass
@@ -118,6 +148,44 @@ class Wire:
     def receive_bytes(self, count: int) -> bytes:
         """The body of the message that was received last, as bytes."""
         return self._receive(count)
+
+    def wait(self, bell: Bell, seconds: float) -> bool:
+        """Until something has come, or ``bell`` has rung, or so many seconds have passed; whether something has come.
+
+        Raises:
+            Closed: the connection was closed here.
+        """
+        with self._use():
+            if isinstance(self.connection, ssl.SSLSocket) and self.connection.pending():
+                return True
+            poller = select.poll()
+            poller.register(self.connection, select.POLLIN)
+            poller.register(bell, select.POLLIN)
+            found = [descriptor for descriptor, _ in poller.poll(seconds * 1000)]
+            if bell.fileno() in found:
+                bell.calm()
+            return self.connection.fileno() in found
+
+    def keep_asking(self) -> None:
+        """Have the kernel ask the other host every second whether it is there, so that ``silence`` is known."""
+        if self.is_local:
+            return
+        for name, value in _ASKING.items():
+            if hasattr(socket, name):
+                self.connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        with contextlib.suppress(OSError):  # a link that is up again is noticed within a second
+            self.connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
+
+    def silence(self) -> float:
+        """Seconds since the kernel of the other host has answered, whether or not the process there is busy."""
+        if self.is_local or not hasattr(socket, "TCP_INFO"):
+            return 0.0
+        try:
+            with self._use():
+                raw = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK.size)
+        except Closed:
+            return 0.0
+        return float(_LAST_ACK.unpack(raw)[0]) / 1000
 
     @property
     def is_local(self) -> bool:
