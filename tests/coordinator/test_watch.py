@@ -94,7 +94,7 @@ def watched(hosts: Sequence[str], timeout: float = 20.0, *, is_of_rank_0: bool =
 
 
 def open_watch(config: Config, rank: int, hosts: Sequence[str] = HOSTS, is_of_rank_0: bool = False) -> Watch:
-    return Watch.open(dataclasses.replace(config, rank=rank), SECRET, hosts, is_of_rank_0=is_of_rank_0)
+    return Watch(dataclasses.replace(config, rank=rank), SECRET, hosts, is_of_rank_0=is_of_rank_0)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_strangers_hold_nobody_up() -> None:
         for number, stranger in enumerate(strangers):
             stranger.sendall((b"", b"\0", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 128)[number % 4])
         with pytest.raises(JobError, match=r"did not know this job's secret|closed its connection"):
-            Watch.open(dataclasses.replace(config, rank=1), bytes(32), HOSTS)
+            Watch(dataclasses.replace(config, rank=1), bytes(32), HOSTS)
         with ThreadPoolExecutor(3) as threads:
             for watch in threads.map(lambda rank: open_watch(config, rank), (2, 0, 1)):
                 watch.leave(failed=False)
@@ -211,7 +211,7 @@ def test_the_end_of_the_coordinator_is_a_loss(is_of_rank_0: bool) -> None:
     with watched(HOSTS, is_of_rank_0=is_of_rank_0) as job:
         waits = job.wait(1, "a sum")
         job.coordinator.close()
-        who = "rank 0 on a" if is_of_rank_0 else "the coordinator, beside rank 0 on a,"
+        who = "rank 0 on a" + ("" if is_of_rank_0 else " or the coordinator beside it")
         with pytest.raises(WorkerLost, match=f"^rank 1 waits in a sum, but {who} ended$"):
             waits.result()
 

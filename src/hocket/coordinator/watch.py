@@ -40,13 +40,12 @@ _SLACK = 5.0  # seconds in which the coordinator can say who has not come
 
 
 class Watch:
-    """The watch of one rank. Made by ``open``, which is collective; its thread ends with ``leave``.
+    """The watch of one rank; its thread ends with ``leave``. To make it is collective: it waits for all ranks.
 
     Args:
-        rank: Who this is.
+        config: Of this worker: where the coordinator is, and how long to wait for others, now and later.
+        secret: The job's.
         hosts: The name of every rank's host.
-        timeout: Seconds to wait for others.
-        wire: To the coordinator, which has let this rank in.
         is_of_rank_0: Whether the coordinator is a thread of rank 0, and no process of its own.
         hosted: The coordinator, if it is in this process; it ends with the watch.
 
@@ -56,62 +55,28 @@ class Watch:
 
     def __init__(
         self,
-        rank: int,
-        hosts: Sequence[str],
-        timeout: float,
-        wire: Wire,
-        *,
-        is_of_rank_0: bool,
-        hosted: HostedCoordinator | None = None,
-    ) -> None:
-        self._rank, self._hosts, self._timeout, self._wire = rank, hosts, timeout, wire
-        self._is_of_rank_0, self._hosted = is_of_rank_0, hosted
-        self.on_loss: Callable[[], None] = lambda: None
-        self._news = News()
-        self._gone = ""  # why nothing comes from the coordinator any more
-        self._counts: dict[str, int] = {}
-        self._lane, self._notice = "", 0.0
-        self._standing: Standing | None = None
-        self._stacks, self._stacks_after, self._left = 0, 0.0, ""
-        self._fault: Exception | None = None
-        is_first = rank == self._beside(rank)[0]  # of its host, for which it speaks
-        self._silence = Silence(hosts[0], self._beside(0), self._say if is_first else lambda _: None)
-        self._bell = Bell()
-        self._thread = threading.Thread(target=self._run, name="hocket-watch", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def open(
-        cls,
         config: Config,
         secret: bytes,
         hosts: Sequence[str],
         *,
         is_of_rank_0: bool = False,
         hosted: HostedCoordinator | None = None,
-    ) -> Watch:
-        """Connect to the coordinator, and wait until all ranks have done so.
-
-        Args:
-            config: Of this worker: where the coordinator is, and how long to wait for others, now and later.
-            secret: The job's.
-            hosts: As for ``Watch``.
-            is_of_rank_0: As for ``Watch``.
-            hosted: As for ``Watch``.
-        """
-        deadline = time.monotonic() + config.timeout
-        try:
-            wire = reach_coordinator(config, secret, WATCH + config.rank, deadline)
-        except NotProved:
-            raise
-        except JobError as error:
-            raise JobError(
-                f"rank {config.rank} on {hosts[config.rank]} cannot reach the coordinator, beside rank 0 on {hosts[0]} "
-                f"({error}): open the firewall between the hosts, or name the interface that connects them "
-                "(--interface)"
-            ) from error
-        join(wire, secrets.token_hex(8), deadline + _SLACK, {"host": hosts[config.rank]})
-        return cls(config.rank, hosts, config.timeout, wire, is_of_rank_0=is_of_rank_0, hosted=hosted)
+    ) -> None:
+        self._rank, self._hosts, self._timeout = config.rank, hosts, config.timeout
+        self._is_of_rank_0, self._hosted = is_of_rank_0, hosted
+        self._wire = self._connect(config, secret)
+        self.on_loss: Callable[[], None] = lambda: None
+        self._news = News()
+        self._counts: dict[str, int] = {}
+        self._lane, self._notice = "", 0.0
+        self._standing: Standing | None = None
+        self._stacks, self._stacks_after, self._left = 0, 0.0, ""
+        self._fault: Exception | None = None
+        is_first = self._rank == self._beside(self._rank)[0]  # of its host, for which it speaks
+        self._silence = Silence(hosts[0], self._beside(0), self._say if is_first else lambda _: None)
+        self._bell = Bell()
+        self._thread = threading.Thread(target=self._run, name="hocket-watch", daemon=True)
+        self._thread.start()
 
     def enter(self, lane: str) -> None:
         """Begin the next collective of ``lane``, of which every rank has the same number in the same order."""
@@ -185,6 +150,21 @@ class Watch:
             self._hosted.service.liveness.let_know(_GOODBYE)
             self._hosted.close()
 
+    def _connect(self, config: Config, secret: bytes) -> Wire:
+        deadline, here = time.monotonic() + config.timeout, self._hosts[self._rank]
+        try:
+            wire = reach_coordinator(config, secret, WATCH + self._rank, deadline)
+        except NotProved:
+            raise
+        except JobError as error:
+            raise JobError(
+                f"rank {self._rank} on {here} cannot reach the coordinator, beside rank 0 on {self._hosts[0]} "
+                f"({error}): open the firewall between the hosts, or name the interface that connects them "
+                "(--interface)"
+            ) from error
+        join(wire, secrets.token_hex(8), deadline + _SLACK, {"host": here})
+        return wire
+
     def _beside(self, rank: int) -> list[int]:
         """The ranks of the same host."""
         return [each for each, name in enumerate(self._hosts) if name == self._hosts[rank]]
@@ -212,15 +192,13 @@ class Watch:
             for rank, how in news.lost.items():
                 groups.setdefault((self._hosts[rank], how), []).append(rank)
             return "; ".join(f"{ranks(sorted(who))} on {host} {how}" for (host, how), who in groups.items())
-        if self._gone:
-            return self._gone
         if news.finished:
             return f"{ranks(news.finished)} {FINISHED}"
         return f"{ranks(news.failed[:1])} on {self._hosts[news.failed[0]]} ended before arriving there"
 
     @property
     def _is_broken(self) -> bool:
-        return bool(self._news.lost or self._news.failed or self._gone)
+        return bool(self._news.lost or self._news.failed)
 
     def _tell(self, standing: Standing | None) -> None:
         self._standing = standing
@@ -256,8 +234,10 @@ class Watch:
     def _run(self) -> None:
         try:
             self._talk()
-        except (Closed, TimeoutError, _Unanswered) as error:
-            self._lose_coordinator(ENDED if isinstance(error, Closed) else UNANSWERED)
+        except Closed:
+            self._lose([0], ENDED if self._is_of_rank_0 else "or the coordinator beside it ended")
+        except TimeoutError:
+            self._lose(self._beside(0), UNANSWERED)
         except Exception as error:  # whoever waits must not wait for news that will not come
             self._fault = error
         finally:
@@ -279,41 +259,32 @@ class Watch:
                 if message.kind == Talk.ERROR:
                     raise JobError(message.head.get("text"))
                 answered = message.sequence
-                self._hear(message.head)
+                if message.head:
+                    self._learn(News(**message.head))
                 if told["left"] and answered == asked:
                     return
             if self._silence.is_final(wire.silence()):
-                raise _Unanswered
+                raise TimeoutError
 
     def _tell_mine(self) -> dict[str, Any]:
         standing = self._standing
         wait = standing and (standing.lane, standing.counts, standing.text)
         return {"wait": wait, "stacks": self._stacks, "left": self._left}
 
-    def _hear(self, head: dict[str, Any]) -> None:
-        if head:
-            self._learn(News(**head))
-
-    def _learn(self, news: News, gone: str = "") -> None:
+    def _learn(self, news: News) -> None:
         was_broken, stacks = self._is_broken, self._news.stacks
-        self._news, self._gone = news, gone
+        self._news = news
         if news.stacks > stacks:
             self._print_stacks()
         if self._is_broken and not was_broken:
             with contextlib.suppress(Exception):  # the others are told already
                 self.on_loss()
 
-    def _lose_coordinator(self, how: str) -> None:
-        """Whoever is on its host is lost if that is silent; rank 0 alone if its process has ended."""
-        if self._left or (self._is_of_rank_0 and self._rank == 0):
-            return
-        lost, gone = self._beside(0), ""
-        if how == ENDED:
-            gone = "" if self._is_of_rank_0 else f"the coordinator, beside {ranks(lost)} on {self._hosts[0]}, {how}"
-            lost = [0] if self._is_of_rank_0 else []
+    def _lose(self, members: Sequence[int], how: str) -> None:
+        """The coordinator is gone, and ``members`` with it, unless they or this rank had left before."""
         known = dict(self._news.gone)
-        more = [(rank, how) for rank in lost if rank not in known]
-        self._learn(dataclasses.replace(self._news, gone=[*self._news.gone, *more]), gone)
+        more = [(rank, how) for rank in members if rank not in known and not self._left]
+        self._learn(dataclasses.replace(self._news, gone=[*self._news.gone, *more]))
 
     def _print_stacks(self) -> None:
         """Once, if several ranks give up at the same time."""
@@ -322,7 +293,3 @@ class Watch:
             self._stacks_after = now + _STACKS
             with contextlib.suppress(OSError, ValueError, RuntimeError):
                 faulthandler.dump_traceback(2, all_threads=True)
-
-
-class _Unanswered(Exception):
-    """The host of the coordinator is given up."""

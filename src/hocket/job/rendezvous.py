@@ -108,8 +108,8 @@ def _join_hosts(config: Config, shares: bool) -> Communicator:
 def _open_watch(config: Config, store: Store, met: introductions.Introductions) -> Watch:
     """The watch over all ranks, at the job's coordinator; where nothing has started one, rank 0 does so in a thread."""
     names = [met.topology.name_of(rank) for rank in range(config.size)]
-    if _has_coordinator(config):
-        return Watch.open(config, met.secret, names)
+    if introductions.job_secret(config) is not None and config.coordinator_port is not None:
+        return Watch(config, met.secret, names)
     # The store that has brought the workers together is not encrypted either.
     config = dataclasses.replace(
         config, host_address=met.address, rendezvous=None, tls="on" if config.tls == "on" else "off"
@@ -122,7 +122,7 @@ def _open_watch(config: Config, store: Store, met: introductions.Introductions) 
     try:
         address, port = introductions.read_address(store, "coordinator")
         config = dataclasses.replace(config, address=address, coordinator_port=port)
-        return Watch.open(config, met.secret, names, is_of_rank_0=True, hosted=hosted)
+        return Watch(config, met.secret, names, is_of_rank_0=True, hosted=hosted)
     except BaseException:
         if hosted is not None:
             hosted.close()
@@ -147,14 +147,9 @@ def _check(config: Config) -> None:
 def _open_store(config: Config) -> Store:
     """The board of the job's coordinator or, where something else has started the workers, torch's own store."""
     secret = introductions.job_secret(config)
-    if secret is not None and _has_coordinator(config):
+    if secret is not None and config.coordinator_port is not None:
         return AskedStore(open_board(config, secret), config.timeout)
     if config.port is None:
         raise UsageError("WORLD_SIZE is set but MASTER_PORT is not: start the script with hocket run or torchrun")
     host = config.rank == 0 and not config.store_is_hosted
     return open_store(config.address, config.port, host=host, timeout=config.timeout)
-
-
-def _has_coordinator(config: Config) -> bool:
-    """Whether a launcher has started a coordinator that other hosts reach."""
-    return introductions.job_secret(config) is not None and config.coordinator_port is not None
