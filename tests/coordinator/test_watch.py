@@ -1,5 +1,6 @@
 """The watch: whoever belongs to the job gets in; who is lost, and who waits where, is told at once and to all."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -170,6 +171,19 @@ def test_how_a_rank_ended_is_told_before_it_is_gone(no_beat: None) -> None:
         assert job.coordinator.service.ledger.gone == {1: "", 2: "failed"}
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_busy_coordinator_hears_the_last_word_later(monkeypatch: pytest.MonkeyPatch, is_full: bool) -> None:
+    """Rank 0 hosts it and lets no thread run for long; another rank, with many questions or one, ends meanwhile."""
+    monkeypatch.setattr(watching, "_GOODBYE", 0.05)
+    with watched(HOSTS) as job:
+        until(lambda: len(job.coordinator.service.liveness._wires) == 3)
+        with job.coordinator.service.liveness._changed:
+            if is_full:
+                monkeypatch.setattr(watching, "_MOST", 0)
+            job.watches[1].leave(failed=False)
+        until(lambda: job.coordinator.service.ledger.gone == {1: ""})
+
+
 def test_a_rank_that_failed_is_the_cause(no_beat: None) -> None:
     with watched(HOSTS) as job:
         waits = job.wait(0, "a sum")
@@ -275,7 +289,11 @@ def test_a_forked_child_keeps_nothing_open() -> None:
 
 def descriptors(pid: int) -> str:
     """What a process has open."""
-    return " ".join(str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir())
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed since
+            found.append(str(link.readlink()))
+    return " ".join(found)
 
 
 def wires(job: Watched) -> list[Wire]:

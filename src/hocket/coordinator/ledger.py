@@ -72,11 +72,6 @@ class Ledger:
         with self._lock:
             return dict(self._gone)
 
-    def is_lost(self, rank: int) -> bool:
-        """Whether a worker has died, or was taken for dead."""
-        with self._lock:
-            return bool(self._gone.get(rank))
-
     def welcome(self, rank: int, said: dict[str, Any]) -> bool:
         """A worker is here; whether it had been taken for dead."""
         with self._lock:

@@ -24,6 +24,7 @@ from hocket.transport.wire import Bell, Wire
 SILENT_AFTER = 1.5  # seconds without an answer of a host until it is said
 LOST_AFTER = 10.0  # and until it is given up
 ENDED = "ended"
+_LOOK = 0.2  # seconds between two looks at all hosts
 UNANSWERED = f"did not answer for {LOST_AFTER:.0f} s (the host is down, or the link to it is cut)"
 
 
@@ -81,22 +82,25 @@ class Silence:
 
     Args:
         host: The name of the host.
-        members: The ranks on it.
+        members: The ranks on the host.
         say: Is told a line.
+
+    Attributes:
+        since: When it has begun, in monotonic time, if the host is silent.
     """
 
     def __init__(self, host: str, members: Sequence[int], say: Callable[[str], None]) -> None:
-        self._who, self._say = f"hocket: {host} ({ranks(members)})", say
-        self._since: float | None = None
+        self._who, self.members, self._say = f"hocket: {host} ({ranks(members)})", members, say
+        self.since: float | None = None
 
     def is_final(self, seconds: float) -> bool:
         """Take note of how long the host has not answered; whether it is given up."""
-        if seconds > SILENT_AFTER and self._since is None:
-            self._since = time.monotonic() - seconds
+        if seconds > SILENT_AFTER and self.since is None:
+            self.since = time.monotonic() - seconds
             self._say(f"{self._who} does not answer: it is down or its link is cut; giving up after {LOST_AFTER:g} s")
-        elif seconds < SILENT_AFTER and self._since is not None:
-            self._say(f"{self._who} answers again after {time.monotonic() - self._since:.1f} s")
-            self._since = None
+        elif seconds < SILENT_AFTER and self.since is not None:
+            self._say(f"{self._who} answers again after {time.monotonic() - self.since:.1f} s")
+            self.since = None
         return seconds > LOST_AFTER
 
 
@@ -123,7 +127,7 @@ class Liveness:
         self._waits: dict[int, Standing] = {}
         self._stacks: dict[int, int] = {}
         self._silences: dict[str, Silence] = {}
-        self._number, self._mismatch = 0, ""
+        self._number, self._mismatch, self._looked = 0, "", 0.0
 
     def welcome(self, rank: int, host: str) -> None:
         """A worker has come, from ``host``; blocks until all have, since all may wait for each other from then on.
@@ -144,10 +148,7 @@ class Liveness:
         """Hear a worker, and tell it the news; nothing if there is none until the worker says something else."""
         known = int(head["known"])
         with self._changed:
-            if rank not in self._wires:
-                self._wires[rank] = self.wire_of(rank)
-                self._wires[rank].keep_asking()
-            wire = self._wires[rank]
+            wire = self._wires[rank] = self.wire_of(rank)
             self._hear(rank, known, head)
             self._look_for_silence()
             waits = self._number == known and not head["left"]
@@ -166,7 +167,12 @@ class Liveness:
         """The connection of a worker has ended: unless the worker has told its end, it is lost."""
         with self._changed:
             self._wires.pop(rank, None)
-            self._end([rank], ENDED)
+            silence = self._silences.get(self._hosts[rank])
+            if silence is None or silence.since is None:
+                self._end([rank], ENDED)
+            else:  # the kernel has given up first
+                self._end(silence.members, UNANSWERED)
+            self._changed.notify_all()
 
     def let_know(self, seconds: float) -> None:
         """Wait until all who are still here know the news, or so long."""
@@ -202,7 +208,7 @@ class Liveness:
             self._waits.pop(rank, None)
         else:
             self._waits[rank] = standing
-            self._look_for_mismatch()
+            self._look_for_mismatch(standing)
         self._ring()
 
     def _end(self, members: Sequence[int], how: str) -> None:
@@ -219,7 +225,10 @@ class Liveness:
             bell.ring()
 
     def _look_for_silence(self) -> None:
-        """Whoever asks has the hosts of all others looked at."""
+        """Whoever asks has the hosts of all others looked at, now and then."""
+        if time.monotonic() < self._looked + _LOOK:
+            return
+        self._looked = time.monotonic()
         found: dict[str, float] = {}
         gone = self._ledger.gone
         for rank, wire in self._wires.items():
@@ -227,13 +236,13 @@ class Liveness:
                 found[self._hosts[rank]] = min(wire.silence(), found.get(self._hosts[rank], math.inf))
         for host, seconds in found.items():
             members = [rank for rank, name in sorted(self._hosts.items()) if name == host]
-            if self._silences.setdefault(host, Silence(host, members, self._say)).is_final(seconds):
+            silence = self._silences.setdefault(host, Silence(host, members, self._say))
+            if silence.is_final(seconds):
                 self._end(members, UNANSWERED)
 
-    def _look_for_mismatch(self) -> None:
+    def _look_for_mismatch(self, new: Standing) -> None:
         """Find out whether two ranks wait for each other in different collectives: neither will ever arrive."""
-        waits = list(self._waits.values())
-        if self._mismatch or not any(_wait_in_vain(a, b) for a in waits for b in waits):
+        if self._mismatch or not any(_wait_in_vain(new, other) for other in self._waits.values()):
             return
         groups: dict[str, list[int]] = {}
         for rank, wait in sorted(self._waits.items()):

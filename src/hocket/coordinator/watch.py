@@ -29,7 +29,7 @@ from hocket.transport.proof import NotProved
 from hocket.transport.requests import WATCH, Talk, join
 from hocket.transport.wire import Bell, Closed, Wire
 
-_BEAT = 0.5
+_BEAT = 0.5  # seconds between two questions
 _MOST = 8  # questions without an answer; a coordinator that is busy for hours is not asked more
 _TELL = 0.4  # seconds of waiting until the others are told
 _GATHER = 0.2  # seconds in which those who end together are noticed
@@ -146,9 +146,10 @@ class Watch:
         self._wire.close()
         self._thread.join(_GOODBYE)
         self._bell.close()
-        if self._hosted is not None:
-            self._hosted.service.liveness.let_know(_GOODBYE)
-            self._hosted.close()
+        hosted, self._hosted = self._hosted, None
+        if hosted is not None:
+            hosted.service.liveness.let_know(_GOODBYE)
+            hosted.close()
 
     def _connect(self, config: Config, secret: bytes) -> Wire:
         deadline, here = time.monotonic() + config.timeout, self._hosts[self._rank]
@@ -234,10 +235,11 @@ class Watch:
     def _run(self) -> None:
         try:
             self._talk()
-        except Closed:
-            self._lose([0], ENDED if self._is_of_rank_0 else "or the coordinator beside it ended")
-        except TimeoutError:
-            self._lose(self._beside(0), UNANSWERED)
+        except (Closed, TimeoutError):
+            if self._silence.since is not None:
+                self._lose(self._beside(0), UNANSWERED)
+            else:
+                self._lose([0], ENDED if self._is_of_rank_0 else "or the coordinator beside it ended")
         except Exception as error:  # whoever waits must not wait for news that will not come
             self._fault = error
         finally:
@@ -246,12 +248,12 @@ class Watch:
     def _talk(self) -> None:
         """Ask for news twice a second, and at once when there is something to tell, until this rank has left."""
         wire = self._wire
-        wire.keep_asking()
         wire.connection.settimeout(LOST_AFTER)  # for the rest of a message
-        asked, answered, beat, told = 0, 0, 0.0, dict[str, Any]()
+        asked, answered, beat, told = 0, 0, 0.0, dict[str, Any](left="")
         while True:
             mine = self._tell_mine()
-            if (asked == answered or mine != told or time.monotonic() >= beat) and asked - answered < _MOST:
+            is_time = asked == answered or mine != told or time.monotonic() >= beat
+            if is_time and (asked - answered < _MOST or mine["left"] != told["left"]):
                 asked, told, beat = asked + 1, mine, time.monotonic() + _BEAT
                 wire.send(Ask.WATCH, asked, {**mine, "known": self._news.number})
             if wire.wait(self._bell, max(beat - time.monotonic(), 0.1)):

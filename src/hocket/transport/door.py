@@ -20,6 +20,7 @@ _PROOF = 5.0  # seconds that a stranger has
 _STRANGERS = 128  # at once; when there are more, the one that has been here longest has to go
 _RETRY = 0.02
 _SILENCE = 10_000  # milliseconds of unanswered bytes after which a connection is given up
+_RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, since Linux 6.15
 _PEER = struct.Struct("iII")  # pid, uid, gid of SO_PEERCRED
 
 LetIn = Callable[[Wire, int], None]
@@ -200,9 +201,12 @@ def prepare(connection: socket.socket) -> None:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", _SILENCE)):
+    # The kernels ask each other every second, so that ``Wire.silence`` is known of processes that are busy.
+    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 9), ("TCP_USER_TIMEOUT", _SILENCE)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    with contextlib.suppress(OSError):  # a link that is up again is noticed within a second
+        connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
 
 
 def is_loopback(address: str) -> bool:

@@ -251,7 +251,11 @@ class _Session:
                 peer.answer = self._answer(message, body)
                 peer.sequence = message.sequence
             kind, answer = peer.answer
-            self._wire.send(kind, message.sequence, answer.head, answer.parts)
+            try:
+                self._wire.send(kind, message.sequence, answer.head, answer.parts)
+            except Closed:
+                if not self._number & WATCH:  # what came before the end of that one is heard to the last word
+                    raise
             if answer.area is not None:
                 self._give(answer.area)
 

@@ -31,8 +31,6 @@ MOST_BODY = 1 << 40
 _AT_ONCE = 64  # parts of a body in one system call
 _TLS_CHUNK = 1 << 18
 _FIRST = 1 << 20  # bytes for which memory is taken at first
-_ASKING = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_USER_TIMEOUT": 30_000}  # seconds, seconds, milliseconds
-_RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, since Linux 6.15
 _LAST_ACK = struct.Struct("56xI")  # of Linux's struct tcp_info: milliseconds since the last acknowledgement
 _NO_MESSAGE = "what came is no message of Hocket's"  # and may be secret, so it is not shown
 
@@ -165,16 +163,6 @@ class Wire:
             if bell.fileno() in found:
                 bell.calm()
             return self.connection.fileno() in found
-
-    def keep_asking(self) -> None:
-        """Have the kernel ask the other host every second whether it is there, so that ``silence`` is known."""
-        if self.is_local:
-            return
-        for name, value in _ASKING.items():
-            if hasattr(socket, name):
-                self.connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        with contextlib.suppress(OSError):  # a link that is up again is noticed within a second
-            self.connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
 
     def silence(self) -> float:
         """Seconds since the kernel of the other host has answered, whether or not the process there is busy."""
