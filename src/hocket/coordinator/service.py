@@ -167,9 +167,6 @@ class CoordinatorService:
             ends = f"; round {max(rounds)} ends without it" if rounds else ""
             self.say(f"hocket: rank {peer} {why}{ends}{batches}")
 
-    def _tell_user(self, line: str) -> None:
-        self.say(line)  # which may be another one later
-
     def refuse(self, why: str) -> None:
         with self._lock:
             self.refused[why] += 1
@@ -178,6 +175,9 @@ class CoordinatorService:
         """Give up what would outlive the coordinator in a process that goes on."""
         for area in self._areas.values():
             area.close_descriptor()
+
+    def _tell_user(self, line: str) -> None:
+        self.say(line)  # which may be another one later
 
     def _welcome_server(self, number: int, said: dict[str, Any]) -> None:
         if not 0 <= number < self._expected:
