@@ -17,6 +17,7 @@ import pytest
 from server.serving import ADDRESS, SECRET, until
 
 from hocket.config import Config
+from hocket.coordinator import liveness
 from hocket.coordinator import watch as watching
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.watch import Watch
@@ -176,11 +177,14 @@ def test_a_busy_coordinator_hears_the_last_word_later(monkeypatch: pytest.Monkey
     """Rank 0 hosts it and lets no thread run for long; another rank, with many questions or one, ends meanwhile."""
     with watched(HOSTS) as job:
         until(lambda: len(job.coordinator.service.liveness._wires) == 3)
+        monkeypatch.setattr(liveness, "LOST_AFTER", 1.9)  # less than the coordinator is busy for
         with job.coordinator.service.liveness._changed:
             if is_full:
-                monkeypatch.setattr(watching, "_MOST", 0)
+                monkeypatch.setattr(watching, "_MOST", 1)
             job.watches[1].leave(failed=False)
         until(lambda: job.coordinator.service.ledger.gone == {1: ""})
+        until(lambda: all(watch._news.finished == [1] for watch in (job.watches[0], job.watches[2])))
+        assert job.said == [], "their hosts were not silent"
 
 
 def test_a_rank_that_failed_is_the_cause(no_beat: None) -> None:

@@ -14,10 +14,11 @@ def check(*workers: Running) -> None:
 
 
 def test_a_rank_that_lets_nothing_else_run(rig: Rigs, tmp_path: Path) -> None:
-    """For twelve seconds no thread of it can say that it lives: rank 0, who watches the others, and another one."""
+    """For twelve seconds no thread of it can say that it lives: rank 0, with the coordinator or not, and another."""
     with jobs.on(rig(2), tmp_path) as started:
         job = started.launch("h1:1,h2:1", "busy", "in a call", "0", "12")
         plain = started.plain(["h1", "h2"], "busy", "in a call", "1", "12")
+        plain += started.plain(["h1", "h2"], "busy", "in a call", "0", "12")
         check(job, *plain)
         started.wait_until_empty()
 

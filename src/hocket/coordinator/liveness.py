@@ -84,24 +84,26 @@ class Silence:
         host: The name of the host.
         members: The ranks on the host.
         say: Is told a line.
-
-    Attributes:
-        since: When it has begun, in monotonic time, if the host is silent.
     """
 
     def __init__(self, host: str, members: Sequence[int], say: Callable[[str], None]) -> None:
-        self._who, self.members, self._say = f"hocket: {host} ({ranks(members)})", members, say
-        self.since: float | None = None
+        self._who, self._say = f"hocket: {host} ({ranks(members)})", say
+        self._since: float | None = None
 
     def is_final(self, seconds: float) -> bool:
         """Take note of how long the host has not answered; whether it is given up."""
-        if seconds > SILENT_AFTER and self.since is None:
-            self.since = time.monotonic() - seconds
+        if seconds > SILENT_AFTER and self._since is None:
+            self._since = time.monotonic() - seconds
             self._say(f"{self._who} does not answer: it is down or its link is cut; giving up after {LOST_AFTER:g} s")
-        elif seconds < SILENT_AFTER and self.since is not None:
-            self._say(f"{self._who} answers again after {time.monotonic() - self.since:.1f} s")
-            self.since = None
+        elif seconds < SILENT_AFTER and self._since is not None:
+            self._say(f"{self._who} answers again after {time.monotonic() - self._since:.1f} s")
+            self._since = None
         return seconds > LOST_AFTER
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the kernel may be the first to give the host up, and close the connection."""
+        return self._since is not None and time.monotonic() - self._since > LOST_AFTER - 1
 
 
 class Liveness:
@@ -167,18 +169,17 @@ class Liveness:
         """The connection of a worker has ended: unless the worker has told its end, it is lost."""
         with self._changed:
             self._wires.pop(rank, None)
+            self._looked = 0.0
+            self._look_for_silence()
             silence = self._silences.get(self._hosts[rank])
-            if silence is None or silence.since is None:
-                self._end([rank], ENDED)
-            else:  # the kernel has given up first
-                self._end(silence.members, UNANSWERED)
+            self._end([rank], UNANSWERED if silence is not None and silence.is_long else ENDED)
             self._changed.notify_all()
 
     def let_know(self, seconds: float) -> None:
         """Wait until all who are still here know the news, or so long."""
         with self._changed:
             self._changed.wait_for(
-                lambda: all(self._knows[rank] == self._number for rank in self._wires if rank not in self._ledger.gone),
+                lambda: all(self._knows.get(rank) == self._number for rank in self._hosts.keys() - self._ledger.gone),
                 seconds,
             )
 
@@ -236,8 +237,7 @@ class Liveness:
                 found[self._hosts[rank]] = min(wire.silence(), found.get(self._hosts[rank], math.inf))
         for host, seconds in found.items():
             members = [rank for rank, name in sorted(self._hosts.items()) if name == host]
-            silence = self._silences.setdefault(host, Silence(host, members, self._say))
-            if silence.is_final(seconds):
+            if self._silences.setdefault(host, Silence(host, members, self._say)).is_final(seconds):
                 self._end(members, UNANSWERED)
 
     def _look_for_mismatch(self, new: Standing) -> None:

@@ -236,7 +236,7 @@ class Watch:
         try:
             self._talk()
         except (Closed, TimeoutError):
-            if self._silence.since is not None:
+            if self._silence.is_long:
                 self._lose(self._beside(0), UNANSWERED)
             else:
                 self._lose([0], ENDED if self._is_of_rank_0 else "or the coordinator beside it ended")

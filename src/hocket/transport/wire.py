@@ -31,7 +31,7 @@ MOST_BODY = 1 << 40
 _AT_ONCE = 64  # parts of a body in one system call
 _TLS_CHUNK = 1 << 18
 _FIRST = 1 << 20  # bytes for which memory is taken at first
-_LAST_ACK = struct.Struct("56xI")  # of Linux's struct tcp_info: milliseconds since the last acknowledgement
+_LAST = struct.Struct("52xII")  # of Linux's struct tcp_info: milliseconds since data came, and an acknowledgement
 _NO_MESSAGE = "what came is no message of Hocket's"  # and may be secret, so it is not shown
 
 
@@ -170,10 +170,10 @@ class Wire:
             return 0.0
         try:
             with self._use():
-                raw = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK.size)
+                raw = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST.size)
         except Closed:
             return 0.0
-        return float(_LAST_ACK.unpack(raw)[0]) / 1000
+        return float(min(_LAST.unpack(raw))) / 1000
 
     @property
     def is_local(self) -> bool:
