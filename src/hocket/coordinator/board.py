@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from hocket.coordinator.waiting import Condition
 from hocket.errors import JobError
+from hocket.transport.simulated import Condition
 
 _MOST_VALUE = 1 << 20  # bytes of one value
 _MOST = 64 << 20  # bytes of all keys and values

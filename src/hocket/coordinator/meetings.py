@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from hocket.coordinator.waiting import Condition, Wait
+from hocket.coordinator.waiting import Wait
 from hocket.errors import JobError, MismatchError, ServerLost
 from hocket.transport.replies import Note
+from hocket.transport.simulated import Condition
 
 _STUCK = 2.0  # seconds after which it is certain that nobody will come
 

@@ -15,11 +15,12 @@ from hocket.coordinator.dealer import Dealer
 from hocket.coordinator.ledger import Ledger
 from hocket.coordinator.liveness import Liveness
 from hocket.coordinator.meetings import Meetings
-from hocket.coordinator.waiting import Condition, Wait
+from hocket.coordinator.waiting import Wait
 from hocket.errors import HocketError, MismatchError
 from hocket.transport.area import Area
 from hocket.transport.replies import Answer, Body, Note
 from hocket.transport.requests import BOARD, SERVER, WATCH
+from hocket.transport.simulated import Condition
 
 Batch = Sequence[int]
 """Queue, epoch and number of a batch."""
@@ -157,7 +158,7 @@ class CoordinatorService:
             return
         dealers = dict(self._dealers)
         held = [batch for queue, dealer in dealers.items() for batch in _name(queue, dealer, peer)]
-        told = self._tell_servers(lambda server: server.lose(peer, why, held))
+        told = self._tell_servers(lambda server: server.lose(peer, why, held), matters=bool(why))
         kept = told[0]["kept"] if told else []
         self.meetings.lose(peer)
         dealt = sum(len(dealer.lose(peer, _of(kept, queue, dealer))) for queue, dealer in dealers.items())
@@ -194,14 +195,20 @@ class CoordinatorService:
                 wait.sleep(missing)
             return [said for _, said in sorted(self._roster.items())]
 
-    def _tell_servers(self, tell: Callable[[ServerTold], Callable[[], Any]]) -> list[Any]:
-        """What each server answers; one that is gone ends the job, which the launcher notices."""
+    def _tell_servers(self, tell: Callable[[ServerTold], Callable[[], Any]], *, matters: bool = True) -> list[Any]:
+        """What each server answers; one that is gone ends the job, which the launcher notices.
+
+        Args:
+            tell: Tells a server.
+            matters: Whether a server that is not told is said; at the end of a job, servers end, too.
+        """
         told = []
         for answer in [tell(server) for _, server in sorted(self.servers.items())]:
             try:
                 told.append(answer())
             except HocketError as error:
-                self.say(f"hocket: a server was not told of a change among the workers: {error}")
+                if matters:
+                    self.say(f"hocket: a server was not told of a change among the workers: {error}")
         return told
 
     def _gather(self, rank: int, head: dict[str, Any], body: Body, note: Note) -> Answer:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 from hocket.errors import DeadlineExceeded
 from hocket.transport.replies import Note
+from hocket.transport.simulated import Condition
 
 _NOTE = 30.0  # seconds between two lines
-
-
-class Condition(Protocol):
-    """What ``threading.Condition`` has; a simulation has its own."""
-
-    def __enter__(self) -> bool: ...
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-    def notify_all(self) -> None: ...
 
 
 class Wait:

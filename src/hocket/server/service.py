@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from hocket.coordinator.waiting import Condition
 from hocket.errors import MismatchError
 from hocket.events import Served
 from hocket.server.dense import DenseShard
@@ -16,6 +15,7 @@ from hocket.server.rows import RowShard
 from hocket.server.table import Table
 from hocket.server.terms import Definition
 from hocket.transport.area import Area
+from hocket.transport.simulated import Condition
 
 
 class AppliedBatches:
