@@ -25,9 +25,8 @@ from hocket.comm.alone import AloneCommunicator
 from hocket.coordinator.deal import Deal
 from hocket.server.client import Client
 from hocket.server.direct import SimulatedService, connect, serve
-from hocket.server.terms import Kind
 from hocket.specs import Served
-from hocket.strategies.base import Context, Why
+from hocket.strategies.base import BatchAtWork, Context, Why
 from hocket.strategies.building import build
 from hocket.strategies.served import ServedTraining
 from hocket.transport.simulated import Simulation, Speed
@@ -180,15 +179,19 @@ class _Training:
         draw = random.Random(f"{setting.seed} {rank}")
         factor = setting.slowness[rank] if setting.slowness else 1.0
         deal = Deal(client)
+
+        def draw_seconds() -> float:
+            return factor * draw.choice(self._times)
+
         for epoch in range(setting.passes):
-            client.turn.epoch = epoch
             order = torch.randperm(len(self._x), generator=torch.Generator().manual_seed(setting.seed * 1000 + epoch))
-            self._pass(client, deal, model, optimizer, strategy, order, lambda: factor * draw.choice(self._times))
+            self._pass(epoch, client, deal, model, optimizer, strategy, order, draw_seconds)
             if self._is_over:
                 return
 
     def _pass(
         self,
+        epoch: int,
         client: Client,
         deal: Deal,
         model: nn.Module,
@@ -206,16 +209,16 @@ class _Training:
 
         def take() -> int | None:
             """The next batch, also one that comes back when all seem to be dealt."""
-            number = deal.take(client.turn.epoch, self._batches)
+            number = deal.take(epoch, self._batches)
             if number is not None:
                 return number
             settle(Why.IDLE)
-            return deal.take(client.turn.epoch, self._batches) if client.await_batch(deal) else None
+            return deal.take(epoch, self._batches) if client.await_batch(deal, epoch) else None
 
         while not self._is_over and (number := take()) is not None:
             rows = order[number * setting.batch : (number + 1) * setting.batch]
-            client.turn.weight = float(len(rows))
-            client.turn.batches.append((deal.number, deal.epoch, number))
+            name = deal.number, deal.epoch, number
+            strategy.begin_batch(BatchAtWork(len(rows), epoch=epoch, weight=float(len(rows)), name=name))
             given.append(number)
             self._simulation.sleep(draw())
             functional.cross_entropy(model(self._x[rows]), self._y[rows]).backward()
@@ -227,7 +230,7 @@ class _Training:
             self._count()
         settle(Why.LAST_BATCH)
         deal.give_back([])  # tells what is finished, also if this was left because it is enough
-        client.tell(Kind.LEAVE, {"epoch": client.turn.epoch, "tables": client.paced})
+        client.leave_epoch(epoch)
         strategy.settle(Why.REFRESH)
 
     def _count(self) -> None:

@@ -14,9 +14,8 @@ from hocket.coordinator.deal import Deal
 from hocket.server.client import Client
 from hocket.server.direct import connect, serve
 from hocket.server.service import Service
-from hocket.server.terms import Kind
 from hocket.specs import Served
-from hocket.strategies.base import Context
+from hocket.strategies.base import BatchAtWork, Context
 from hocket.strategies.building import build
 from hocket.strategies.served import ServedTraining
 from hocket.transport.simulated import Simulation, Speed
@@ -65,16 +64,16 @@ class Worker:
     optimizer: torch.optim.Optimizer
     strategy: ServedTraining
 
-    def step(self, rows: Sequence[int] | slice, weight: float = 1.0) -> None:
+    def step(self, rows: Sequence[int] | slice, weight: float = 1.0, name: tuple[int, int, int] | None = None) -> None:
         """Push the gradient of some samples, and get the parameters when this worker may go on."""
+        self.strategy.begin_batch(BatchAtWork(weight=weight, name=name))
         loss_of(self.model, rows).backward()
-        self.client.turn.weight = weight
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def leave(self) -> None:
         """This worker has no more batches of this epoch."""
-        self.client.tell(Kind.LEAVE, {"epoch": self.client.turn.epoch, "tables": self.client.paced})
+        self.client.leave_epoch(0)
 
 
 @dataclass
@@ -136,4 +135,4 @@ def plain(
 def take(client: Client, deal: Deal, total: int) -> int | None:
     """The next batch for a worker that has done all it had; blocks while others hold some."""
     number = deal.take(1, total)
-    return deal.take(1, total) if number is None and client.await_batch(deal) else number
+    return deal.take(1, total) if number is None and client.await_batch(deal, 0) else number

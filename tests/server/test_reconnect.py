@@ -131,9 +131,9 @@ def through(served: Served, port: int) -> Served:
 def train_dealt(made: Client, terms: Terms, total: int) -> list[int]:
     """Train on batches as they are dealt; those that counted. The gradient follows from the number of the batch."""
     found, deal, mine = copy(made, terms), Deal(made), list[int]()
-    made.paced, made.turn.epoch = [found.number], 1
+    made.paced = [found.number]
     made.gather("all are there", b"")
-    while (number := deal.take(1, total)) is not None or made.await_batch(deal):
+    while (number := deal.take(1, total)) is not None or made.await_batch(deal, 1):
         if number is None:
             continue
         found.gradients[0].copy_(gradient(0, number, found.gradients[0].numel()))
@@ -195,9 +195,9 @@ def test_who_is_cut_off_for_too_long_comes_back_and_its_batch_counts_once(
         def work(rank: int) -> list[bool]:
             with client(links(served, rank), rank, 2) as made:
                 found, deal, accepted = copy(made, terms), Deal(made), list[bool]()
-                made.paced, made.turn.epoch = [found.number], 1
+                made.paced = [found.number]
                 made.gather("all are there", b"")
-                while (number := deal.take(1, total)) is not None or made.await_batch(deal):
+                while (number := deal.take(1, total)) is not None or made.await_batch(deal, 1):
                     if number is None:
                         continue
                     if len(accepted) == 2:

@@ -196,8 +196,7 @@ def test_softsync_collects_as_many_gradients_as_it_says(workers: int, n: int, to
         deal = Deal(worker.client)
         while (number := take(worker.client, deal, total)) is not None:
             worker.simulation.sleep(random.uniform(0.1, 2.0))
-            worker.client.turn.batches = [(deal.number, deal.epoch, number)]
-            worker.step([number])
+            worker.step([number], name=(deal.number, deal.epoch, number))
             deal.finish([number])
             done.append(number)
         worker.leave()
@@ -415,8 +414,7 @@ def dealing(
             if worker.rank == lost and mine:
                 job.served.coordinator.lose(worker.rank, "was lost")
                 return mine
-            worker.client.turn.batches = [(deal.number, deal.epoch, number)]
-            worker.step([number % SAMPLES])
+            worker.step([number % SAMPLES], name=(deal.number, deal.epoch, number))
             mine.append(number)
             deal.finish([number])
         worker.leave()

@@ -14,6 +14,7 @@ from hocket.job.loader import sharding
 from hocket.job.metrics import read_number
 from hocket.job.weights import weigh_share
 from hocket.job.worker import current, together
+from hocket.strategies.base import BatchAtWork
 
 
 def share(n: int) -> slice:
@@ -45,11 +46,10 @@ def share(n: int) -> slice:
     if torch.is_grad_enabled():
         training = worker.training
         training.weights.leave_no_trace()
-        if worker.client is not None:
-            worker.client.turn.weight = float(len(part))  # the servers divide by the sum
-        else:
+        if worker.client is None:
             training.weights.set(weigh_share(len(part), count, size))
-        training.begin_batch(count)
+        weight = float(len(part))  # the servers divide by the sum
+        training.begin_batch(BatchAtWork(count, epoch=training.passes, weight=weight))
         if not part:
             training.weights.repeat(training.models)
     return here
@@ -106,7 +106,7 @@ def weight(count: float | None) -> float:
     if not 0 <= number < math.inf:
         raise UsageError(f"weight({number}): must be a number of things, 0 or more")
     if worker.client is not None:
-        worker.client.turn.weight = number  # the servers divide by the sum
+        worker.training.batch.weight = number  # the servers divide by the sum
         return 1.0
     summed = torch.tensor([number], dtype=torch.float64)
     worker.communicator.allreduce(summed, "sum")

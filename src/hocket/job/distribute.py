@@ -154,7 +154,9 @@ def _train_together(
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
-            context = Context(model, optimizer, members, worker.communicator, worker.client, on_nan)
+            context = Context(
+                model, optimizer, members, worker.communicator, worker.client, on_nan, batch=training.batch
+            )
             built = build(context, spec)
             training.add(built)
             training.guard.take(model, optimizer, built, members.parameters)

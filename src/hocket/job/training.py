@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from hocket.job.replica_check import ReplicaCheck
 from hocket.job.settling import Settling
 from hocket.job.weights import Weights
 from hocket.server.client import Client
-from hocket.strategies.base import Strategy
+from hocket.strategies.base import BatchAtWork, Strategy
 
 
 class Training:
@@ -35,6 +36,8 @@ class Training:
         warmups: Gradual starts of learning rates.
         metrics: The values that were reported last.
         loaders: How many loaders there have been.
+        passes: How many passes over data have begun in a job with a coordinator; glances are taken back.
+        batch: The batch at work, or what came after it.
         saver: What writes checkpoints, when there has been one.
     """
 
@@ -46,7 +49,8 @@ class Training:
         self.checks: dict[Strategy, ReplicaCheck] = {}
         self.warmups: list[Warmup] = []
         self.metrics: dict[str, float] = {}
-        self.loaders = 0
+        self.loaders = self.passes = 0
+        self.batch = BatchAtWork()
         self.saver: object = None
         self.guard = Guard(owner)
         self.backward = BackwardPasses()
@@ -78,22 +82,25 @@ class Training:
         self.counts.begin_loop()
         return self.loops.begin(loader, epoch)
 
-    def begin_batch(self, samples: int, mean: float | None = None, *, again: bool = False) -> None:
-        """Training has a batch at work; ``samples`` and ``mean`` are as for ``Strategy.begin_batch``.
-
-        The batch counts, unless work on it has begun before.
-        """
+    def begin_batch(self, batch: BatchAtWork, *, again: bool = False) -> None:
+        """Training has a batch at work. The batch counts, unless work on it has begun before."""
         if not again:
             self.counts.batches += 1
-            self.counts.samples += samples
+            self.counts.samples += batch.everywhere
         self._step_of_batch = self.counts.step
+        self._pass_on(batch)
+
+    def _pass_on(self, batch: BatchAtWork) -> None:
+        self.batch = batch
         for strategy in self.strategies:
-            strategy.begin_batch(samples, mean)
+            strategy.begin_batch(batch)
 
     def end_loop(self, loader: object) -> None:
         """A training loop is over."""
         self.counts.tally.close(loader)
         self.weights.end_loop(loader)
+        if not self.weights.in_loop:  # servers count steps that still come as those of the last batch
+            self._pass_on(dataclasses.replace(self.batch, everywhere=0, mean=None, epoch=self.passes, name=None))
 
     def leave_loop(self, loader: object) -> None:
         """A training loop was left before its end."""

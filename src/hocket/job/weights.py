@@ -65,9 +65,11 @@ class Weights:
         self._forget_left()
         self._by_loader.pop(id(loader), None)
         self.set(sum(self._by_loader.values()) / len(self._by_loader) if self._by_loader else 1.0)
-        if not self._by_loader:
-            for strategy in self._strategies:
-                strategy.begin_batch(0)
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether a training loop goes on, or was left and its last batch may still be at work."""
+        return bool(self._by_loader)
 
     def leave_loop(self, loader: object) -> None:
         """A training loop was left before its end; what its last batch counts holds until the next one comes."""

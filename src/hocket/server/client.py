@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.comm.peers import Peers
@@ -20,21 +19,6 @@ from hocket.transport.requests import Link, WireLink, join, reach
 from hocket.transport.wire import Wire
 
 
-@dataclass
-class Turn:
-    """The batch that a worker is at, for what it pushes next.
-
-    Attributes:
-        epoch: In which it is.
-        weight: How much its gradient counts in an average.
-        batches: Those that are done when it is pushed: queue, epoch and number of each.
-    """
-
-    epoch: int = 0
-    weight: float = 1.0
-    batches: list[tuple[int, int, int]] = field(default_factory=list)
-
-
 class Client(Coordinator):
     """The coordinator and all servers.
 
@@ -46,10 +30,8 @@ class Client(Coordinator):
         clock: Tells the time.
 
     Attributes:
-        turn: What is said of the next push.
         is_even: Whether all workers took part in every round so far; all who are in a round learn the same of it.
         tables: How many tables this worker has defined.
-        passes: How many passes over data this worker has begun.
         paced: Tables whose pushes follow the batches of training loops.
         make_peers: Makes this worker's links to all other workers, for strategies that need them.
         on_close: Called before goodbyes are said.
@@ -65,9 +47,8 @@ class Client(Coordinator):
     ) -> None:
         super().__init__(rank, workers, coordinator, clock)
         self.links = list(links)
-        self.turn = Turn()
         self.is_even = True
-        self.tables = self.passes = 0
+        self.tables = 0
         self.paced: list[int] = []
         self.make_peers: Callable[[], Peers] = _no_peers
         self.on_close: list[Callable[[], None]] = []
@@ -80,14 +61,17 @@ class Client(Coordinator):
         """Server 0."""
         return self.links[0]
 
-    def await_batch(self, deal: Deal) -> bool:
-        """Whether there is a batch for this worker after all: see ``Deal.wait``; no server waits for it meanwhile."""
-        head = {"epoch": self.turn.epoch, "tables": self.paced}
-        self.tell(Kind.LEAVE, head)
+    def await_batch(self, deal: Deal, epoch: int) -> bool:
+        """Whether ``epoch`` has a batch for this worker after all: see ``Deal.wait``; no server waits meanwhile."""
+        self.leave_epoch(epoch)
         found = deal.wait()
         if found:
-            self.tell(Kind.ENTER, head)
+            self.tell(Kind.ENTER, {"epoch": epoch, "tables": self.paced})
         return found
+
+    def leave_epoch(self, epoch: int) -> None:
+        """This worker has no more batches of ``epoch``: no server is to wait for its pushes."""
+        self.tell(Kind.LEAVE, {"epoch": epoch, "tables": self.paced})
 
     def each(self, ask: Callable[[int, Link], Callable[[], Any]]) -> list[Any]:
         """Ask all servers at once: ``ask`` begins a request, and what it returns finishes it.

@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -38,6 +38,31 @@ from hocket.specs import Spec
 from hocket.updates.update import Step
 
 
+@dataclass(eq=False)
+class BatchAtWork:
+    """A batch that a worker trains on: one object for all of the worker's strategies.
+
+    The first strategy that learns from the batch tells the batch's name, if it has servers, and closes the batch.
+
+    Attributes:
+        everywhere: Samples of all workers in the batch; 0 if the loop is over, and what comes is for no batch.
+        mean: Samples of an average batch of this pass over the data, of all workers, if that is known.
+        epoch: The number of the pass, as this worker counts passes over all of its loaders.
+        weight: What a gradient counts on servers, relative to others; ``hocket.weight()`` may change that.
+        name: Queue, epoch and number at the dealer; None if the batch was not dealt, or is closed.
+    """
+
+    everywhere: int = 0
+    mean: float | None = None
+    epoch: int = 0
+    weight: float = 1.0
+    name: tuple[int, int, int] | None = None
+
+    def close(self) -> None:
+        """A strategy has learned from the batch, or others will: no strategy speaks of the batch from now on."""
+        self.name = None
+
+
 @dataclass(frozen=True)
 class Context:
     """All that a strategy works with; nothing is taken from globals.
@@ -50,6 +75,7 @@ class Context:
         client: To the servers of the job; None without any.
         on_nan: What is done about gradients that are not finite: ``raise``, ``skip`` or ``ignore``.
         rests: Whether another strategy is at work on the model first, and calls this one when it is its turn.
+        batch: The batch at work when the strategy is made.
     """
 
     model: nn.Module
@@ -59,6 +85,7 @@ class Context:
     client: Client | None = None
     on_nan: str = "raise"
     rests: bool = False
+    batch: BatchAtWork = field(default_factory=BatchAtWork)
 
     @property
     def checks_finite(self) -> bool:
@@ -143,6 +170,7 @@ class Strategy(ABC):
 
     def __init__(self, context: Context, spec: Spec) -> None:
         self.context, self.spec = context, spec
+        self._batch, self._unlearned = context.batch, [context.batch]  # at work; with those before it, until closed
 
     def capture_in_place(self) -> ModelHooks:
         """Have gradients stay where autograd puts them, and ``captured`` called when a backward pass is over."""
@@ -155,15 +183,17 @@ class Strategy(ABC):
     def begin_loop(self, epoch: int) -> None:  # noqa: B027 - most have nothing to do
         """A training loop begins; not collective."""
 
-    def begin_batch(self, everywhere: int, mean: float | None = None) -> None:
-        """A training loop gets a batch, for which the next backward passes are; not collective.
+    def begin_batch(self, batch: BatchAtWork) -> None:
+        """A training loop gets a batch, for which the next backward passes are; not collective."""
+        self._batch = batch
+        self._unlearned = [each for each in (*self._unlearned, batch) if each.name is not None]
+        if batch.everywhere:
+            self.collector.samples = batch.everywhere
 
-        Args:
-            everywhere: Samples of all workers in it; 0 if the loop is over, and what comes is for no batch.
-            mean: Samples of an average batch of this pass over the data, of all workers, if that is known.
-        """
-        if everywhere:
-            self.collector.samples = everywhere
+    def _note_learned(self) -> None:
+        """This worker has learned from the batches so far, and nobody else is to."""
+        for batch in self._unlearned:
+            batch.close()
 
     def captured(self) -> None:  # noqa: B027 - an exchange may have been told already
         """A backward pass is over, outside of ``accumulate``: its gradients are where the collector brings them."""

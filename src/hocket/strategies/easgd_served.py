@@ -80,7 +80,7 @@ class ServedEASGDTraining(ElasticTraining):
 
     def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         result = super().step(original, closure, **options)
-        self._client.turn.batches = []  # this worker has learned from them, and nobody else is to
+        self._note_learned()
         return result
 
     @torch.no_grad()
@@ -91,7 +91,7 @@ class ServedEASGDTraining(ElasticTraining):
             gradient = theirs.sub_(mine).mul_(self.alpha)  # −e, in the worker's own copy of the centre
             mine.add_(gradient)
             out.copy_(gradient)
-        self._copy.push(Push(self._client.turn.epoch, 1.0, None, None), pull=False)
+        self._copy.push(Push(self._batch.epoch, 1.0, None, None), pull=False)
         self.sent += sum(out.nbytes for out in self._steps_out)
 
     def _centre(self) -> list[torch.Tensor]:

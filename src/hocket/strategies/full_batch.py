@@ -11,7 +11,7 @@ import torch
 
 from hocket.errors import UsageError
 from hocket.specs import FullBatch
-from hocket.strategies.base import Context
+from hocket.strategies.base import BatchAtWork, Context
 from hocket.strategies.mirrored import MirroredTraining
 from hocket.updates.update import Step
 
@@ -40,15 +40,16 @@ class FullBatchTraining(MirroredTraining):
         self._seen: set[_Count] = set()  # of the batches since the last exchange
         self._used: set[_Count] = set()  # of those of them that a backward pass came after
 
-    def begin_batch(self, everywhere: int, mean: float | None = None) -> None:
-        super().begin_batch(everywhere, mean)
+    def begin_batch(self, batch: BatchAtWork) -> None:
+        super().begin_batch(batch)
+        everywhere = batch.everywhere
         self._look_back()
         if self.collector.backward.count == self._passes and self._parts and everywhere:
             self._parts.pop()  # another loader's part of the same batch, as with zip()
         self._first = self._first if self._parts else everywhere
         self._passes, self._part = self.collector.backward.count, None
         if everywhere:
-            self._part = everywhere / (mean or self._first)
+            self._part = everywhere / (batch.mean or self._first)
             self._parts.append(self._part)
         self._weigh(self._now())
         self._count = (self._part, self.collector.weight)

@@ -194,7 +194,7 @@ class GossipTraining(LocalTraining):
 
     def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         result = super().step(original, closure, **options)
-        self._client.turn.batches = []  # they are done, and not for others
+        self._note_learned()
         return result
 
     @torch.no_grad()

@@ -94,7 +94,7 @@ class HogwildTraining(LocalTraining):
                 return original(*args, **kwargs)
 
         result = super().step(guarded, closure, **options)
-        self._client.turn.batches = []  # they are done, and not for others
+        self._note_learned()
         return result
 
     def _before_load(self) -> None:

@@ -12,7 +12,7 @@ from hocket import specs
 from hocket.capture.collector import Collector
 from hocket.capture.noise import Gauge
 from hocket.specs import Switch
-from hocket.strategies.base import Context, DoneBatch, Strategy, Why
+from hocket.strategies.base import BatchAtWork, Context, DoneBatch, Strategy, Why
 from hocket.strategies.building import build
 from hocket.updates.update import Step
 
@@ -91,10 +91,10 @@ class PhasedTraining(Strategy):
         self._look(epoch)
         self.at_work.begin_loop(epoch)
 
-    def begin_batch(self, everywhere: int, mean: float | None = None) -> None:
-        if everywhere:
+    def begin_batch(self, batch: BatchAtWork) -> None:
+        if batch.everywhere:
             self._look(self._epoch)  # a schedule may have lowered the rate since the last step
-        self.at_work.begin_batch(everywhere, mean)
+        self.at_work.begin_batch(batch)
 
     def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         return self.at_work.step(original, closure, **options)

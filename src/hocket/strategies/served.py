@@ -194,7 +194,7 @@ class ServedTraining(Strategy):
         allowed = self._nan_policy.allows_step(self._optimizer) and not self._has_overflown()
         with hooks_outside(self._optimizer, options):
             begin = time.perf_counter()
-            self._exchange(weight=self._client.turn.weight if allowed else 0.0)
+            self._exchange(weight=self._batch.weight if allowed else 0.0)
             end = time.perf_counter()
             self.exchanging += end - begin
             spans.add(spans.EXCHANGE, "exchange with servers", begin, end, number=self.steps)
@@ -229,11 +229,11 @@ class ServedTraining(Strategy):
         if not accepted:
             self.late += 1
             self._told = None  # a push that does not count tells nothing
-        self._client.turn.batches = []
+        self._note_learned()
 
     def _say(self, weight: float, present: bytes | None, groups: list[dict[str, Any]] | None) -> Push:
-        turn = self._client.turn
-        return Push(turn.epoch, weight, present, groups, tuple(turn.batches))
+        names = tuple(batch.name for batch in self._unlearned if batch.name is not None)
+        return Push(self._batch.epoch, weight, present, groups, names)
 
     def _collect(self) -> bytes | None:
         """Bring in what the script put in place of gradients; which parameters have one, if not all."""

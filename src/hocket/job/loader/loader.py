@@ -23,6 +23,7 @@ from hocket.job.loop import Batch, Loop, on_purpose
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.weights import weigh_share
 from hocket.job.worker import Worker
+from hocket.strategies.base import BatchAtWork
 
 Item = tuple[Any, Counts]
 
@@ -57,11 +58,10 @@ class Loader:
         self._generator = torch.Generator() if original.generator is not None else None
         self._training.loaders += 1
         self._seed = randomness.shared_seed(worker.communicator, self._training.loaders)
-        shares = not isinstance(original.dataset, IterableDataset) and not local and training is not False
-        self._shares = shares
+        self._shares = not isinstance(original.dataset, IterableDataset) and not local and training is not False
         self._turns: Turns | RoundTurns | None = None
         if worker.client is not None:
-            self._turns = Turns(worker, worker.client, original, queued=shares, local=local)
+            self._turns = Turns(worker, worker.client, original, queued=self._shares, local=local)
         self._stream: ShardedStream | None = None
         self._sampler: ShardedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
@@ -325,7 +325,7 @@ class Loader:
                 now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
             total = sharding.total(self.original) if self._deal is not None and self._ranks == 1 else total
         else:
-            self._training.begin_batch(everywhere, self._mean, again=not is_first)
+            self._training.begin_batch(BatchAtWork(everywhere, self._mean), again=not is_first)
         self.weight = 1.0
         if divides:
             if now.plan.first is not None and self._size > 1:

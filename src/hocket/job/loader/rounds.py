@@ -17,6 +17,7 @@ from hocket.comm.communicator import Communicator
 from hocket.errors import UsageError
 from hocket.job.loader.passes import Counts, Plan
 from hocket.job.worker import Worker
+from hocket.strategies.base import BatchAtWork
 from hocket.strategies.timed import TimedLocalSGD
 
 
@@ -145,7 +146,7 @@ class RoundTurns:
         """The loop gets a batch; how many batches and samples there have been, as far as this rank knows."""
         self._batches += 1
         self._samples += counts.here
-        self._worker.training.begin_batch(counts.here)
+        self._worker.training.begin_batch(BatchAtWork(counts.here))
         pace = self._everyone / self._communicator.size + self._batches * self._factor
         self._worker.training.loops.pace.follow(min(pace, self._most))
         return self._everyone + self._batches, samples

@@ -13,8 +13,7 @@ from hocket.coordinator.deal import Deal
 from hocket.job.loader.passes import Counts, Plan
 from hocket.job.worker import Worker
 from hocket.server.client import Client
-from hocket.server.terms import Kind
-from hocket.strategies.base import Why
+from hocket.strategies.base import BatchAtWork, Why
 
 
 class Turns:
@@ -28,7 +27,7 @@ class Turns:
         self._worker, self._client, self._local = worker, client, local
         self._batch, self._passes = original.batch_size or 1, 0
         self.deal = Deal(client) if queued else None
-        self._given: list[int] = []  # batches that the loop has had, and that the queue knows as held
+        self._given: dict[BatchAtWork, int] = {}  # those that the loop has had and the queue knows as held; numbers
         self._before: int | None = None  # batches of the pass, in an earlier run
         self._taken, self._pace = 0, 0.0  # batches that all workers have taken since; rounds, where they are in step
         if self.deal is not None:
@@ -42,8 +41,7 @@ class Turns:
 
     def begin_pass(self, plan: Plan) -> None:
         """A training loop begins; bounds on staleness hold within it."""
-        self._client.passes += 1
-        self._client.turn.epoch = self._client.passes
+        self._worker.training.passes += 1
         self._passes = self._worker.training.backward.count
         self._before, self._taken, self._pace = None, 0, 0.0
         strategies = self._worker.training.strategies
@@ -61,19 +59,20 @@ class Turns:
         Returns:
             The same, with what others have taken meanwhile.
         """
-        turn = self._client.turn
+        training = self._worker.training
         if self._before is None:
             self._before = batches - 1
         # In step, what a batch counts is in its gradient, as with mirrored.
         is_weighed = self.in_step and counts.everywhere > 0
-        turn.weight = 1.0 if is_weighed else counts.here + (turn.weight if self._holds else 0.0)
+        weight = 1.0 if is_weighed else counts.here + (training.batch.weight if self._holds else 0.0)
         everyone = counts.everywhere if is_weighed else counts.here
+        batch = BatchAtWork(everyone, epoch=training.passes, weight=weight)
         others = 0
         if self.deal is not None:
             number = counts.taken - 1
-            turn.batches.append((self.deal.number, self.deal.epoch, number))
-            self._given.append(number)
-            pace, dealt = self._worker.training.loops.pace, self.deal.pace(number)
+            batch.name = self.deal.number, self.deal.epoch, number
+            self._given[batch] = number
+            pace, dealt = training.loops.pace, self.deal.pace(number)
             if dealt is not None:
                 pace.own, pace.pace = dealt
                 others = round(everyone * (pace.pace - self._pace)) - everyone  # none, as long as nobody is lost
@@ -84,32 +83,31 @@ class Turns:
                 self._taken = max(counts.taken, self._taken)
                 batches = self._before + self._taken
                 pace.follow(self._taken / self._client.workers)
-        self._worker.training.begin_batch(everyone + others)
+        batch.everywhere += others
+        training.begin_batch(batch)
         return batches, samples + others
 
     def end_step(self) -> None:
         """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
         if not self._holds:
-            self._finish(self._given)
+            self._finish([*self._given])
 
-    def _finish(self, numbers: list[int]) -> None:
+    def _finish(self, batches: list[BatchAtWork]) -> None:
         """Batches that the loop has had are done, whoever might still speak of them."""
         if self.deal is not None:
-            self.deal.finish(numbers)
-            turn = self._client.turn
-            turn.batches = [each for each in turn.batches if each[0] != self.deal.number or each[2] not in numbers]
-            self._given = [number for number in self._given if number not in numbers]
+            self.deal.finish([self._given.pop(batch) for batch in batches])
+            for batch in batches:
+                batch.close()
 
     def _finish_learned(self) -> None:
         """A checkpoint is made, perhaps in the middle of a batch: those that there has been a step for are done."""
         if not self._holds:
-            open_ones = self._open
-            self._finish([number for number in self._given if number not in open_ones])
+            self._finish(self._learned)
 
     @property
-    def _open(self) -> set[int]:
-        """Batches of this queue that there has been no step for."""
-        return {number for queue, _, number in self._client.turn.batches if self.deal and queue == self.deal.number}
+    def _learned(self) -> list[BatchAtWork]:
+        """Batches that there has been a step for."""
+        return [batch for batch in self._given if batch.name is None]
 
     @property
     def _holds(self) -> bool:
@@ -127,9 +125,9 @@ class Turns:
             return False
         for strategy in self._worker.training.strategies:
             strategy.settle(Why.IDLE)
-        self._finish(self._given)  # gradients that are kept go into a later step; nobody is to wait for that
+        self._finish([*self._given])  # gradients that are kept go into a later step; nobody is to wait for that
         with spans.span(spans.WAIT, "wait for the last batches of others"):
-            return self._client.await_batch(self.deal)
+            return self._client.await_batch(self.deal, self._worker.training.passes)
 
     def leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
         """A training loop is over, or was left: nobody is to wait for its next push.
@@ -138,23 +136,23 @@ class Turns:
             unused: Batches that were taken and never given out.
             was_left: Whether its last batch may still be at work.
         """
-        client, given = self._client, [*unused]
+        training, given = self._worker.training, [*unused]
         if self.deal is None or was_left:
-            for strategy in self._worker.training.strategies:
+            for strategy in training.strategies:
                 strategy.settle(Why.LAST_BATCH)
         if self.deal is not None:
             # What was not pushed is for others; a loop that is left early seldom trains on its last batch afterwards.
-            open_ones = self._open
-            self._finish([number for number in self._given if number not in open_ones])
-            if open_ones:
-                self._worker.training.counts.tally.drop()  # others train on them
-            self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(open_ones)])
-            client.turn.batches = [each for each in client.turn.batches if each[0] != self.deal.number]
-            self._given = []
-        if was_left and self._worker.training.backward.count == self._passes:
-            client.passes -= 1  # a glance at the data
+            self._finish(self._learned)
+            if self._given:
+                training.counts.tally.drop()  # others train on them
+            self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(self._given.values())])
+            for batch in self._given:
+                batch.close()
+            self._given.clear()
+        if was_left and training.backward.count == self._passes:
+            training.passes -= 1  # a glance at the data
             return
-        client.tell(Kind.LEAVE, {"epoch": client.turn.epoch, "tables": client.paced})
+        self._client.leave_epoch(training.passes)
         if not was_left:
-            for strategy in self._worker.training.strategies:
+            for strategy in training.strategies:
                 strategy.settle(Why.REFRESH)  # the last updates may have been those of others
