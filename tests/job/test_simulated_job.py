@@ -73,6 +73,37 @@ def test_the_same_where_workers_advance_unevenly(strategy: str, servers: int) ->
         assert min(counts[0], counts[2]) > max(counts[1], counts[3])
 
 
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(("strategy", "servers"), [("asynchronous", 1), ("easgd(period=1)", 1), ("hogwild", 0)])
+def test_a_batch_is_for_others_unless_one_of_two_models_has_learned_from_it(
+    strategy: str, servers: int, learns: bool
+) -> None:
+    job = SimulatedJob(2, strategy, servers=servers)
+
+    def work() -> list[int]:
+        hocket.init()
+        models = [nn.Linear(1, 1).double() for _ in range(2)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=1e-6) for model in models]
+        data = TensorDataset(torch.arange(NUMBERS, dtype=torch.float64)[:, None])
+        _, _, loader = hocket.distribute(models[0], optimizers[0], DataLoader(data, 1))
+        hocket.distribute(models[1], optimizers[1])
+        learned: list[int] = []
+        for count, (x,) in enumerate(loader):
+            job.compute(0.1)
+            torch.stack([model(x).square().mean() for model in models]).sum().backward()
+            leaves = hocket.rank() == 1 and count == 2
+            if learns or not leaves:
+                optimizers[0].step()
+                learned.append(int(x))
+            if leaves:
+                break
+            optimizers[1].step()
+        return learned
+
+    found = job.run(work)
+    assert sorted(found[0] + found[1]) == list(range(NUMBERS)) and len(found[1]) == (3 if learns else 2)
+
+
 @pytest.mark.parametrize(("strategy", "servers"), [*((each, 0) for each in SOME), *UNEVEN])
 def test_a_loop_that_is_left_shows_the_model_of_the_strategy(strategy: str, servers: int) -> None:
     found = run(3, strategy, servers, most=3, epochs=1)

@@ -27,7 +27,7 @@ class Turns:
         self._worker, self._client, self._local = worker, client, local
         self._batch, self._passes = original.batch_size or 1, 0
         self.deal = Deal(client) if queued else None
-        self._given: dict[BatchAtWork, int] = {}  # those that the loop has had and the queue knows as held; numbers
+        self._given: dict[BatchAtWork, int] = {}  # what the loop has had, and the numbers that the queue knows as held
         self._before: int | None = None  # batches of the pass, in an earlier run
         self._taken, self._pace = 0, 0.0  # batches that all workers have taken since; rounds, where they are in step
         if self.deal is not None:
