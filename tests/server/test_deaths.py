@@ -118,6 +118,13 @@ def test_a_killed_worker(pool: Pool, tmp_path: Path, strategy: str, transport: s
     assert said == [f"hocket: rank {VICTIM} was lost{ends}; 1 of its batches is dealt to others"]
 
 
+def until_stopped(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def train_with_stop(strategy: str, folder: str) -> dict[str, Any]:
     """The victim stops with a gradient in hand, until another worker has made many more steps."""
     done, pid, again = Path(folder) / "done", Path(folder) / "pid", Path(folder) / "again"
@@ -133,6 +140,7 @@ def train_with_stop(strategy: str, folder: str) -> dict[str, Any]:
             victim = int(wait_for(pid))
             since += 1
             if since == 10:
+                until_stopped(victim)
                 os.kill(victim, signal.SIGCONT)
                 again.write_text("now")
         if hocket.rank() == 2 and count == 2 and strategy.startswith("asynchronous"):

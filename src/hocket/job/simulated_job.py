@@ -55,7 +55,7 @@ class SimulatedJob:
             spec.check_fit(workers, servers)
             coordinated |= spec.meets_at_coordinator
         self._coordinated = coordinated or servers > 0
-        self._served = serve(self._simulation, servers, workers, timeout, self._speed)
+        self._served = serve(self._simulation, servers, workers, timeout)
         self._host = SimulatedHost(self._simulation, workers)
 
     def run(self, script: Callable[[], T]) -> list[T]:

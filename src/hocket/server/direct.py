@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hocket.comm.simulated_peers import SimulatedNetwork, SimulatedPeers
@@ -27,13 +28,11 @@ class SimulatedService:
 
     coordinator: CoordinatorService
     servers: list[Service]
-    network: SimulatedNetwork
     timeout: float
+    networks: dict[int, SimulatedNetwork] = field(default_factory=dict)
 
 
-def serve(
-    simulation: Simulation, servers: int, workers: int, timeout: float = 300.0, speed: Speed | None = None
-) -> SimulatedService:
+def serve(simulation: Simulation, servers: int, workers: int, timeout: float = 300.0) -> SimulatedService:
     """The coordinator and the servers of a simulated job.
 
     Args:
@@ -41,7 +40,6 @@ def serve(
         servers: How many parameter servers there are.
         workers: How many workers there are.
         timeout: Virtual seconds that a worker may wait for others.
-        speed: Of the network between workers.
     """
     services = [
         Service(number, workers, timeout, make_condition=simulation.condition, clock=simulation.now)
@@ -58,7 +56,7 @@ def serve(
     for service in services:
         coordinator.welcome(SERVER + service.number, {})
         service.total = functools.partial(_total, coordinator, service.number)
-    return SimulatedService(coordinator, services, SimulatedNetwork(simulation, speed or Speed()), timeout)
+    return SimulatedService(coordinator, services, timeout)
 
 
 def connect(
@@ -71,8 +69,12 @@ def connect(
     for link in (coordinator, *links):
         link.timeout = served.timeout
     client = Client(rank, workers, coordinator, links, simulation.now)
-    network = served.network
-    client.make_peers = lambda: SimulatedPeers(network, rank)
+    models = itertools.count()  # each has links of its own
+
+    def make_peers() -> SimulatedPeers:
+        return SimulatedPeers(served.networks.setdefault(next(models), SimulatedNetwork(simulation, speed)), rank)
+
+    client.make_peers = make_peers
     return client
 
 
