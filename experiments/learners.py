@@ -23,8 +23,8 @@ from hocket import specs
 from hocket.capture.members import Members
 from hocket.comm.alone import AloneCommunicator
 from hocket.coordinator.deal import Deal
-from hocket.server.client import Client
 from hocket.server.direct import SimulatedService, connect, serve
+from hocket.server.server_client import Client
 from hocket.specs import Served
 from hocket.strategies.base import BatchAtWork, Context, Why
 from hocket.strategies.building import build

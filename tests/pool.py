@@ -205,7 +205,7 @@ def _be_server(pipe: Connection, paths: list[str]) -> None:
     import torch
 
     from hocket.server.front import Front
-    from hocket.server.service import Service
+    from hocket.server.server_service import Service
 
     sys.path[:0] = paths
     torch.set_num_threads(1)

@@ -119,7 +119,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerReport:
     """What a parameter server has done since it started.
 
     Attributes:
@@ -244,10 +244,10 @@ class Replicas:
         return ", ".join(said) + more
 
 
-Record = Progress | Metrics | Traffic | Sent | Gradients | Served | Facts | Happening | Stage | Spans | Replicas
+Record = Progress | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening | Stage | Spans | Replicas
 _KINDS: dict[str, type[Record]] = {
     kind.kind: kind
-    for kind in (Progress, Metrics, Traffic, Sent, Gradients, Served, Facts, Happening, Stage, Spans, Replicas)
+    for kind in (Progress, Metrics, Traffic, Sent, Gradients, ServerReport, Facts, Happening, Stage, Spans, Replicas)
 }
 _PIPE = 1 << 19  # bytes of the pipe to the launcher
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe

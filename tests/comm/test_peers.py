@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.comm.graphs import Graph
+from hocket.comm.neighbour_rounds import PeerKind, Rounds
 from hocket.comm.pairs import Pairs
 from hocket.comm.peers import Peers
-from hocket.comm.rounds import Kind, Rounds
 from hocket.comm.snapshots import Snapshots
 from hocket.comm.wire_peers import WirePeers
 from hocket.config import Config
@@ -264,14 +264,14 @@ def test_an_answer_of_a_link_that_was_lost_meanwhile_changes_nothing() -> None:
 
     def make(peers: Peers) -> Pairs:
         pairs = Pairs(peers, vectors[peers.rank], threading.Condition())
-        take = peers.handlers[Kind.DELTA]
+        take = peers.handlers[PeerKind.DELTA]
 
         def hold(*args: Any) -> None:
             held.set()
             assert go.wait(10)
             take(*args)
 
-        peers.handlers[Kind.DELTA] = hold
+        peers.handlers[PeerKind.DELTA] = hold
         pairs.open(0)
         return pairs
 
@@ -289,7 +289,7 @@ def test_who_gives_no_snapshot_in_time_is_named(capsys: pytest.CaptureFixture[st
     def make(peers: Peers) -> Snapshots:
         made = Snapshots(peers, lambda: ({"rank": peers.rank}, vector(peers.rank)))
         if peers.rank == 2:
-            peers.handlers[Kind.ASK] = lambda *_: None
+            peers.handlers[PeerKind.ASK] = lambda *_: None
         return made
 
     with workers(3, make) as found:

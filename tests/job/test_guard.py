@@ -90,12 +90,12 @@ def test_a_trainer_sees_one_process_and_hocket_all(tmp_path: Path) -> None:
 
 def test_hidden_variables_do_not_reach_another_job() -> None:
     from hocket import config
-    from hocket.launch.crew import Member
+    from hocket.launch.crew import CrewMember
     from hocket.launch.environment import Job, Ports, variables
 
     hiding, open_job = Job(("x",), 2, {"hide-torch-env": "on"}), Job(("x",), 3, {"hide-torch-env": "off"})
-    outer = variables(hiding, Member(1, "a"), Ports(1234, 1235), base=dict(os.environ))
+    outer = variables(hiding, CrewMember(1, "a"), Ports(1234, 1235), base=dict(os.environ))
     assert not set(config.OF_TORCHRUN) & set(outer)
     assert (config.read(outer).rank, config.read(outer).size, config.read(outer).port) == (1, 2, 1234)
-    inner = variables(open_job, Member(0, "a"), Ports(5678, 5679), base=outer)
+    inner = variables(open_job, CrewMember(0, "a"), Ports(5678, 5679), base=outer)
     assert (config.read(inner).rank, config.read(inner).size, inner["RANK"]) == (0, 3, "0")

@@ -74,7 +74,9 @@ def test_the_same_where_workers_advance_unevenly(strategy: str, servers: int) ->
 
 
 @pytest.mark.parametrize("learns", [True, False])
-@pytest.mark.parametrize(("strategy", "servers"), [("asynchronous", 1), ("easgd(period=1)", 1), ("hogwild", 0), ("gossip", 0)])
+@pytest.mark.parametrize(
+    ("strategy", "servers"), [("asynchronous", 1), ("easgd(period=1)", 1), ("hogwild", 0), ("gossip", 0)]
+)
 def test_a_batch_is_for_others_unless_one_of_two_models_has_learned_from_it(
     strategy: str, servers: int, learns: bool
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import UsageError
-from hocket.launch import hosts
+from hocket.launch import host_list
 from launch.sshd import Sshd
 from launch.test_host_faults import cmdline, parent, session_processes, variable
 from launch.test_rig_hosts import MakeRig
@@ -36,13 +36,13 @@ def run(sshd: Sshd, folder: Path, hosts: str, text: str, *flags: str, **env: str
     ],
 )
 def test_servers_are_dealt_around(names: str, servers: int, dealt: dict[str, list[int]]) -> None:
-    assert hosts.deal_servers(hosts.parse(names), servers) == dealt
+    assert host_list.deal_servers(host_list.parse(names), servers) == dealt
 
 
 @pytest.mark.parametrize(("names", "servers"), [("a:2", 1), ("a:2", 3), ("a:2,b", 1)])
 def test_numbers_that_do_not_fit(names: str, servers: int) -> None:
     with pytest.raises(UsageError, match=f"--servers {servers}, but --server-hosts {names} has 2: write --servers 2"):
-        hosts.deal_servers(hosts.parse(names), servers)
+        host_list.deal_servers(host_list.parse(names), servers)
 
 
 def test_servers_on_the_hosts_of_the_workers(sshd: Sshd, tmp_path: Path) -> None:

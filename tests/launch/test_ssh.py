@@ -7,7 +7,7 @@ import pytest
 
 from hocket.errors import UsageError
 from hocket.launch import ssh
-from hocket.launch.hosts import Host
+from hocket.launch.host_list import Host
 
 NODE = Host("node1", 4)
 

@@ -6,19 +6,19 @@ import pytest
 
 from hocket.events import Stage, encode
 from hocket.launch import supervisor
-from hocket.launch.crew import Chunk, Crew, Loss, Member
+from hocket.launch.crew import Chunk, Crew, CrewMember, Loss
 from hocket.launch.environment import Job
 from hocket.launch.signals import Signals
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: broken\n"
-Act = Callable[[list[Member], list[Loss]], list[Chunk]]
+Act = Callable[[list[CrewMember], list[Loss]], list[Chunk]]
 
 
 class Actors(Crew):
     """Members of hosts a and b that do what was written for them, one act at each look."""
 
     def __init__(self, acts: list[Act]) -> None:
-        self.members = [Member(0, "a"), Member(1, "b"), Member(2, "b")]
+        self.members = [CrewMember(0, "a"), CrewMember(1, "b"), CrewMember(2, "b")]
         self.losses: list[Loss] = []
         self._acts = acts
 
@@ -26,7 +26,7 @@ class Actors(Crew):
         if self._acts:
             yield from self._acts.pop(0)(self.members, self.losses)
 
-    def signal(self, member: Member, number: int) -> None:
+    def signal(self, member: CrewMember, number: int) -> None:
         member.returncode = -number
 
     def end(self) -> Iterator[Chunk]:
@@ -49,10 +49,10 @@ def run(acts: list[Act], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 def test_a_rank_that_ends_late_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(workers: list[Member], _: list[Loss]) -> list[Chunk]:
+    def fail(workers: list[CrewMember], _: list[Loss]) -> list[Chunk]:
         return [Chunk(workers[1], "stderr", TRACEBACK), Chunk(workers[1], "events", encode(Stage("failed", 1)))]
 
-    def end(workers: list[Member], _: list[Loss]) -> list[Chunk]:
+    def end(workers: list[CrewMember], _: list[Loss]) -> list[Chunk]:
         workers[1].returncode = 1
         return []
 
@@ -66,11 +66,11 @@ def test_a_rank_that_ends_late_is_reported_once(
 def test_a_lost_host_is_the_cause_of_what_failed_for_it(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(workers: list[Member], _: list[Loss]) -> list[Chunk]:
+    def fail(workers: list[CrewMember], _: list[Loss]) -> list[Chunk]:
         workers[0].returncode = 1
         return [Chunk(workers[0], "stderr", TRACEBACK.replace(b"broken", b"connection reset"))]
 
-    def lose(workers: list[Member], losses: list[Loss]) -> list[Chunk]:
+    def lose(workers: list[CrewMember], losses: list[Loss]) -> list[Chunk]:
         workers[1].is_lost = workers[2].is_lost = True
         losses.append(Loss("b", [1, 2], "the connection ended"))
         return [Chunk(workers[2], "stderr", b"last words")]

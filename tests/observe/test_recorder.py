@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hocket.errors import RecordError, UsageError
-from hocket.events import Facts, Happening, Metrics, Progress, Served
+from hocket.events import Facts, Happening, Metrics, Progress, ServerReport
 from hocket.observe import reader, run_records, show
 from hocket.observe import recorder as recorder_module
 from hocket.observe.recorder import Recorder, Thinning
@@ -221,7 +221,7 @@ def test_servers_are_no_ranks_and_another_rank_may_lead(tmp_path: Path) -> None:
     recorder.take(None, Happening("worker lost", {"rank": 0}))
     for updates in (1, 2):
         workers = {"0": {"staleness": {"3": updates}}}
-        recorder.take(None, Served(1, "here", 1.0, 0.5, updates, 0, 0, {}, workers))
+        recorder.take(None, ServerReport(1, "here", 1.0, 0.5, updates, 0, 0, {}, workers))
     recorder.lead = 1
     recorder.take(0, Metrics(2, 2, 0.0, {"loss": 8.0}))
     recorder.take(1, Metrics(2, 2, 0.0, {"loss": 1.0}))

@@ -127,7 +127,7 @@ def test_an_absent_rank_is_recorded(folder: Path) -> None:
 
 
 def test_a_failure_of_the_launcher_itself_is_recorded(folder: Path) -> None:
-    code = "from hocket.launch import cli, local; local.LocalCrew._start = lambda *_: 1 / 0; cli.main()"
+    code = "from hocket.launch import cli, local_crew; local_crew.LocalCrew._start = lambda *_: 1 / 0; cli.main()"
     command = [sys.executable, "-c", code, "run", "-n", "1", SCRIPT, "train"]
     assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1
     whole = runs("show")

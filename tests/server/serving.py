@@ -16,11 +16,11 @@ import torch
 from hocket.config import Config
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.server import rule
-from hocket.server.client import Client
 from hocket.server.copies import DenseCopy
 from hocket.server.front import Front
 from hocket.server.placement import place
-from hocket.server.service import Service
+from hocket.server.server_client import Client
+from hocket.server.server_service import Service
 from hocket.server.terms import Push, Terms
 from hocket.transport import door
 from hocket.transport.requests import WireLink, join

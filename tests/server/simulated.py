@@ -11,9 +11,9 @@ from hocket import specs
 from hocket.capture.members import Members
 from hocket.comm.alone import AloneCommunicator
 from hocket.coordinator.deal import Deal
-from hocket.server.client import Client
 from hocket.server.direct import connect, serve
-from hocket.server.service import Service
+from hocket.server.server_client import Client
+from hocket.server.server_service import Service
 from hocket.specs import Served
 from hocket.strategies.base import BatchAtWork, Context
 from hocket.strategies.building import build

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server.serving import Served, alone, client, copy, gradient, knock, links, serve
 
-from hocket.coordinator.service import Ask
+from hocket.coordinator.coordinator_service import Ask
 from hocket.errors import JobError, MismatchError
 from hocket.server.copies import DenseCopy
 from hocket.server.terms import Kind, Push, Terms

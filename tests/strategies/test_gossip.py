@@ -13,7 +13,7 @@ from pool import Pool
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.comm.rounds import Kind
+from hocket.comm.neighbour_rounds import PeerKind
 from hocket.errors import StrategyError
 from hocket.job.checkpoint.saver import Saver
 from hocket.job.worker import current
@@ -238,14 +238,14 @@ def test_averages_with_one_that_is_between_its_loops_are_not_lost(pool: Pool, tm
 def push_over_a_slow_link(leaves: bool) -> float:
     model, optimizer, loader = start_constant("gossip(push_sum=True)", 21)
     peers: Any = current().training.strategies[0]._peers  # type: ignore[attr-defined]
-    take = peers.handlers[Kind.DATA]
+    take = peers.handlers[PeerKind.DATA]
 
     def slow(*args: Any) -> None:
         time.sleep(0.03)
         take(*args)
 
     if hocket.rank() == 0:
-        peers.handlers[Kind.DATA] = slow
+        peers.handlers[PeerKind.DATA] = slow
     for _ in range(3):
         for count, (x,) in enumerate(loader, start=1):
             step_constant(model, optimizer, x)

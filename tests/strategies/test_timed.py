@@ -12,7 +12,7 @@ from strategies.training import Case, alone, assert_equal, make, together
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.job.loader.rounds import RoundDeal
+from hocket.job.loader.timed_rounds import RoundDeal
 
 SHORTEST = "local_sgd(time=1e-9)"
 

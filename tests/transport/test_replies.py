@@ -7,9 +7,9 @@ import pytest
 import torch
 from server.serving import ADDRESS, SECRET, Served, alone, client, copy, knock, links, serve, train, until
 
-from hocket.coordinator.service import Ask
+from hocket.coordinator.coordinator_service import Ask
 from hocket.errors import JobError
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport import door, replies
 from hocket.transport.requests import SERVER, Talk, join

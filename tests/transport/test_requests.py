@@ -8,9 +8,9 @@ import pytest
 import torch
 from server.serving import Served, alone, client, copy, links, local_links, serve, together, train, until
 
-from hocket.coordinator.service import Ask
+from hocket.coordinator.coordinator_service import Ask
 from hocket.errors import DeadlineExceeded, HocketError, JobError, ServerLost
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport.requests import Link, WireLink
 from hocket.transport.wire import Message, WireError

@@ -14,8 +14,8 @@ import os
 
 import torch
 
-from hocket.comm.peers import Peers, Sent
-from hocket.comm.rounds import Flats, Kind
+from hocket.comm.neighbour_rounds import Flats, PeerKind
+from hocket.comm.peers import Peers, Sending
 from hocket.errors import DeadlineExceeded
 from hocket.transport import handoff
 from hocket.transport.area import Area, aligned
@@ -57,7 +57,7 @@ class Pairs:
         self.distance: float | None = None
         self.averages = 0
         peers.handlers |= {
-            Kind.PAIR: self._take_pair, Kind.DELTA: self._take_delta, Kind.AREA: self._take_area,
+            PeerKind.PAIR: self._take_pair, PeerKind.DELTA: self._take_delta, PeerKind.AREA: self._take_area,
         }  # fmt: skip
         peers.on_loss.append(self._lose)
 
@@ -99,10 +99,10 @@ class Pairs:
                 copy.copy_(flat)
             if is_beside and rank not in self._given:
                 self._given.add(rank)
-                self._peers.send(rank, Kind.AREA, {}, area=self._area)
-            sent = Sent(1, self._note_sent) if not is_beside else None
+                self._peers.send(rank, PeerKind.AREA, {}, area=self._area)
+            sent = Sending(1, self._note_sent) if not is_beside else None
             parts = as_bytes(self._outgoing) if not is_beside else []
-            self._peers.send(rank, Kind.PAIR, {}, parts, generation=self._pass, sequence=self._number, sent=sent)
+            self._peers.send(rank, PeerKind.PAIR, {}, parts, generation=self._pass, sequence=self._number, sent=sent)
         if rank not in self._peers.live:
             self._lose(rank)
         return True
@@ -137,8 +137,8 @@ class Pairs:
                     flat.add_(step)
                 self.averages += 1
         parts = as_bytes(answer) if agrees and message.body else []
-        sent = Sent(1, lambda: self._free.append(answer)) if message.body else None
-        self._peers.send(rank, Kind.DELTA, {"agrees": agrees}, parts, sequence=message.sequence, sent=sent)
+        sent = Sending(1, lambda: self._free.append(answer)) if message.body else None
+        self._peers.send(rank, PeerKind.DELTA, {"agrees": agrees}, parts, sequence=message.sequence, sent=sent)
 
     def _take_delta(self, rank: int, message: Message, wire: Wire) -> None:
         step = self._receive(message, wire) if message.body else self._answer

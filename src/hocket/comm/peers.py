@@ -19,7 +19,7 @@ Gather = Callable[[str, bytes], Mapping[int, bytes]]
 """What all workers give, by rank; collective."""
 
 
-class Sent:
+class Sending:
     """Messages that are being sent, whose bytes must stay as they are meanwhile.
 
     Args:
@@ -101,7 +101,7 @@ class Peers(ABC):
     @abstractmethod
     def send(
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
-        sequence: int = 0, sent: Sent | None = None, area: Area | None = None,
+        sequence: int = 0, sent: Sending | None = None, area: Area | None = None,
     ) -> None:  # fmt: skip
         """Have a message sent; returns at once. To a worker that is gone, nothing is.
 

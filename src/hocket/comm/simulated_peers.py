@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.comm.peers import Gather, Peers, Sent
+from hocket.comm.peers import Gather, Peers, Sending
 from hocket.transport.area import Area
 from hocket.transport.simulated import Condition, Simulation, Speed
 from hocket.transport.wire import Message
@@ -57,7 +57,7 @@ class SimulatedPeers(Peers):
 
     def send(
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
-        sequence: int = 0, sent: Sent | None = None, area: Area | None = None,
+        sequence: int = 0, sent: Sending | None = None, area: Area | None = None,
     ) -> None:  # fmt: skip
         network, data = self._network, b"".join(parts)
         if sent is not None:

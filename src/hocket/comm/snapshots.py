@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from hocket.comm.neighbour_rounds import Flats, PeerKind
 from hocket.comm.peers import Peers
-from hocket.comm.rounds import Flats, Kind
 from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.wire import Message, Wire, WireError
 
@@ -31,7 +31,7 @@ class Snapshots:
         self._number = 0
         self._found: dict[int, Snapshot] = {}
         self._template: Flats = []
-        peers.handlers |= {Kind.ASK: self._answer, Kind.SNAPSHOT: self._keep}
+        peers.handlers |= {PeerKind.ASK: self._answer, PeerKind.SNAPSHOT: self._keep}
         peers.on_loss.append(self._wake)
 
     def collect(self, timeout: float) -> list[Snapshot]:
@@ -42,7 +42,7 @@ class Snapshots:
             self._number += 1
             self._found, self._template = {}, self._take()[1]
         for rank in others:
-            self._peers.send(rank, Kind.ASK, {}, sequence=self._number)
+            self._peers.send(rank, PeerKind.ASK, {}, sequence=self._number)
         with self._condition:
             while set(others) & set(self._peers.live) - set(self._found) and self._peers.now() < deadline:
                 self._condition.wait(min(1.0, timeout))
@@ -59,7 +59,7 @@ class Snapshots:
 
     def _answer(self, rank: int, message: Message, _: Wire) -> None:
         head, flats = self._take()
-        self._peers.send(rank, Kind.SNAPSHOT, head, as_bytes(flats), sequence=message.sequence)
+        self._peers.send(rank, PeerKind.SNAPSHOT, head, as_bytes(flats), sequence=message.sequence)
 
     def _keep(self, rank: int, message: Message, wire: Wire) -> None:
         flats = [torch.empty_like(flat) for flat in self._template]

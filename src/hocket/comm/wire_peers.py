@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hocket.comm.peers import Gather, Peers, Sent
+from hocket.comm.peers import Gather, Peers, Sending
 from hocket.config import Config
 from hocket.errors import JobError
 from hocket.transport import door, handoff, tls
@@ -90,7 +90,7 @@ class WirePeers(Peers):
 
     def send(
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
-        sequence: int = 0, sent: Sent | None = None, area: Area | None = None,
+        sequence: int = 0, sent: Sending | None = None, area: Area | None = None,
     ) -> None:  # fmt: skip
         with self._lock:
             out = self._out.get(rank)
@@ -290,4 +290,4 @@ class _Outgoing:
                 item[5].note()
 
 
-_Item = tuple[int, int, dict[str, Any], Sequence[memoryview], int, Sent | None, Area | None]
+_Item = tuple[int, int, dict[str, Any], Sequence[memoryview], int, Sending | None, Area | None]

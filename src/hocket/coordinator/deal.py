@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hocket.coordinator.client import Coordinator
-from hocket.coordinator.service import Ask
+from hocket.coordinator.coordinator_client import Coordinator
+from hocket.coordinator.coordinator_service import Ask
 
 _LEASE = 0.03  # seconds that the batches of one lease are to take
 _MOST = 256

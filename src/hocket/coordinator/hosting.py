@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hocket.config import Config
-from hocket.coordinator.client import SOCKET
-from hocket.coordinator.service import Batch, CoordinatorService, Tell
+from hocket.coordinator.coordinator_client import SOCKET
+from hocket.coordinator.coordinator_service import Batch, CoordinatorService, Tell
 from hocket.transport.replies import Reception
 from hocket.transport.requests import COORDINATOR, WATCH, WireLink, join, reach
 from hocket.transport.wire import Wire

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hocket.config import Config
-from hocket.coordinator.client import reach_coordinator
+from hocket.coordinator.coordinator_client import reach_coordinator
+from hocket.coordinator.coordinator_service import Ask
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.ledger import FAILED
 from hocket.coordinator.liveness import ENDED, LOST_AFTER, UNANSWERED, News, Silence, Standing
-from hocket.coordinator.service import Ask
 from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
 from hocket.transport.gate import FINISHED, Description, ranks, say
 from hocket.transport.proof import NotProved

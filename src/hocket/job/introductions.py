@@ -1,4 +1,8 @@
-"""The workers of several hosts introduce themselves to each other, through the store of the job."""
+"""The workers of several hosts introduce themselves to each other, through the store of the job.
+
+Where nobody has said which addresses connect the hosts (torchrun, schedulers), the hosts try each other's: the first
+worker of each host listens and tries, and all read in the store what came of it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +18,13 @@ from typing import Any
 from hocket.comm.topology import Topology
 from hocket.config import Config
 from hocket.errors import JobError, UsageError
-from hocket.job.reaching import reach
 from hocket.transport import handoff
 from hocket.transport.gate import ranks
+from hocket.transport.interfaces import Listener, Target, addresses, try_addresses
+from hocket.transport.routes import Node, choose, explain
 from hocket.transport.store import Store, StoreLost
+
+_SECONDS = 5.0  # in which hosts try each other's addresses
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
     first = everyone[topology.local[0]]
     secret = known or bytes.fromhex(everyone[0]["secret"])
     address = "127.0.0.1" if one_machine else config.host_address
-    address = address or reach(store, topology, secret, config.interface)
+    address = address or _find_address(store, topology, secret, config.interface)
     return Introductions(topology, address, first["socket"], secret)
 
 
@@ -133,3 +141,70 @@ def job_secret(config: Config) -> bytes | None:
 
 
 _secrets: dict[tuple[int, str | None], bytes] = {}
+
+
+def _find_address(store: Store, topology: Topology, secret: bytes, interface: str | None) -> str:
+    """The address of this host that all others reach; collective.
+
+    Raises:
+        UsageError: there is none; on all ranks.
+    """
+    numbers = range(len(topology.hosts))
+    if topology.local_rank == 0:
+        _try_others(store, topology, secret, interface)
+    listed = [_read(store, f"listens {number}") for number in numbers]
+    reached = [_read(store, f"reaches {number}") for number in numbers]
+    _wait_for_readers(store, topology)
+    for number, there in enumerate(listed):
+        if not there["addresses"]:
+            raise UsageError(
+                f"{topology.names[number]} has no interface {interface!r} that is up, but "
+                f"{', '.join(there['interfaces'])}: use HOCKET_INTERFACE={interface},NAME"
+            )
+    nodes = [
+        Node(
+            topology.names[number],
+            [(name, address) for name, address in listed[number]["addresses"]],
+            reached_by={topology.names[o]: set(reached[o][str(number)]) for o in numbers if o != number},
+        )
+        for number in numbers
+    ]
+    routes = [choose(node, same_network=False) for node in nodes]
+    for node, route in zip(nodes, routes, strict=True):
+        if route is None:
+            raise UsageError(f"{node.name}: {explain(node, interface)}")
+    mine = routes[topology.host]
+    assert mine is not None
+    return mine[1]
+
+
+def _try_others(store: Store, topology: Topology, secret: bytes, interface: str | None) -> None:
+    others = [number for number in range(len(topology.hosts)) if number != topology.host]
+    listener = Listener(secret, f"host {topology.host}")
+    try:
+        names = list(dict.fromkeys(name for name, _ in addresses()))
+        here = {"port": listener.port, "addresses": addresses(interface), "interfaces": names}
+        store.set(f"listens {topology.host}", json.dumps(here))
+        targets = []
+        for number in others:
+            there = _read(store, f"listens {number}")
+            targets += [Target(f"host {number}", address, there["port"]) for _, address in there["addresses"]]
+        found = try_addresses(targets, secret, _SECONDS)
+        by_host = {n: [target.address for target in found if target.identity == f"host {n}"] for n in others}
+        store.set(f"reaches {topology.host}", json.dumps(by_host))
+        for number in others:
+            store.get(f"reaches {number}")  # until then they may still try this host
+    finally:
+        listener.close()
+
+
+def _wait_for_readers(store: Store, topology: Topology) -> None:
+    """All must have read what they raise errors about: the store may end with rank 0."""
+    deadline = time.monotonic() + _SECONDS
+    store.add("have read", 1)
+    while topology.rank == 0 and store.add("have read", 0) < topology.size and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _read(store: Store, key: str) -> Any:
+    return json.loads(bytes(store.get(key)))

@@ -11,16 +11,16 @@ import torch
 from hocket import specs
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
-from hocket.comm.hosts import HostsCommunicator
 from hocket.comm.meeting import MeetingCommunicator
+from hocket.comm.several_hosts import HostsCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
-from hocket.coordinator.client import open_board
+from hocket.coordinator.coordinator_client import open_board
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.watch import Watch
 from hocket.errors import UsageError, WorkerLost
 from hocket.job import introductions
-from hocket.server.client import Client, open_client
+from hocket.server.server_client import Client, open_client
 from hocket.transport import futex, handoff
 from hocket.transport.nccl import NcclGroup
 from hocket.transport.process_group import ProcessGroup

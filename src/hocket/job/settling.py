@@ -14,7 +14,7 @@ from torch import nn
 
 from hocket.comm.communicator import Communicator
 from hocket.job import buffers
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.strategies.base import Strategy, Why
 
 

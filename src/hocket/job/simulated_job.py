@@ -17,8 +17,8 @@ from hocket.comm.simulated_group import SimulatedCommunicator
 from hocket.config import Config
 from hocket.job.randomness import RandomState
 from hocket.job.worker import Worker, acting_as
-from hocket.server.client import Client
 from hocket.server.direct import connect, serve
+from hocket.server.server_client import Client
 from hocket.transport.simulated import Simulation, Speed
 from hocket.transport.simulated_memory import SimulatedHost, SimulatedMemory
 

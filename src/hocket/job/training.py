@@ -20,7 +20,7 @@ from hocket.job.randomness import RandomState
 from hocket.job.replica_check import ReplicaCheck
 from hocket.job.settling import Settling
 from hocket.job.weights import Weights
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.strategies.base import BatchAtWork, Strategy
 
 

@@ -35,7 +35,7 @@ from hocket.job.owner import Owner
 from hocket.job.randomness import reseed
 from hocket.job.telling import Teller
 from hocket.job.training import Training
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.transport.gate import STACK_SIGNAL
 
 P = ParamSpec("P")

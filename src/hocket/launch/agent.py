@@ -24,9 +24,9 @@ from hocket.lab.doctor.patient import Patient
 from hocket.launch import machine, scripts
 from hocket.launch.agent_links import SILENCE
 from hocket.launch.channel import MARKER, Channel, Frame
-from hocket.launch.crew import Chunk, Member
+from hocket.launch.crew import Chunk, CrewMember
 from hocket.launch.environment import HostPart, Job, Ports
-from hocket.launch.local import LocalCrew, reserve_port
+from hocket.launch.local_crew import LocalCrew, reserve_port
 from hocket.launch.signals import Signals
 from hocket.transport import interfaces
 
@@ -66,7 +66,7 @@ class _Agent:
         self._secret, self._number = b"", 0
         self._base = config.environment()
         self._base.pop("PYTHONSAFEPATH", None)  # was meant for the agent
-        self._told: set[Member] = set()  # of whose end the launcher knows
+        self._told: set[CrewMember] = set()  # of whose end the launcher knows
         self._heard = self._pinged = time.monotonic()
         self._is_over = False
         self._selector = selectors.DefaultSelector()

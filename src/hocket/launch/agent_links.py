@@ -15,7 +15,7 @@ from typing import Any
 from hocket.errors import JobError, UsageError
 from hocket.launch import channel, leftovers
 from hocket.launch.channel import Channel, Frame
-from hocket.launch.hosts import Host
+from hocket.launch.host_list import Host
 from hocket.launch.signals import Signals
 from hocket.observe.timeline import HostClock
 

@@ -18,10 +18,10 @@ from hocket.lab.compare import compare_cli
 from hocket.lab.doctor import doctor_cli
 from hocket.lab.rig import rig_cli
 from hocket.lab.trace import trace_cli
-from hocket.launch import hosts, leftovers, listener, machine, remote, runs_cli, scripts, stdio, supervisor
+from hocket.launch import host_list, leftovers, listener, machine, remote, runs_cli, scripts, stdio, supervisor
 from hocket.launch.environment import Job
 from hocket.launch.flags import takes_settings
-from hocket.launch.hosts import Wishes
+from hocket.launch.host_list import Host, Wishes
 from hocket.observe.recorder import Recorder
 from hocket.observe.timeline import Timeline
 
@@ -79,7 +79,7 @@ def run(
         raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
     if host is not None and hostfile is not None:
         raise UsageError("-H and --hostfile both name the hosts: use one of them")
-    named = hosts.parse(host) if host is not None else hosts.read_file(hostfile) if hostfile is not None else []
+    named = host_list.parse(host) if host is not None else host_list.read_file(hostfile) if hostfile is not None else []
     if not named:
         of_hosts = {f"--{name}": settings.get(name) for name in config.FOR_HOSTS}
         _refuse_without_hosts({**of_hosts, "-x": export, "--server-hosts": server_hosts})
@@ -146,14 +146,14 @@ def _refuse_without_hosts(flags: dict[str, object]) -> None:
 
 def _server_hosts(text: str, servers: int) -> dict[str, list[int]]:
     """Which servers are where."""
-    named = hosts.parse(text, "--server-hosts", "server")
+    named = host_list.parse(text, "--server-hosts", "server")
     if not servers:
         raise UsageError(f"--server-hosts {text}, but there are no servers: add --servers {max(1, len(named))}")
-    return hosts.deal_servers(named, servers)
+    return host_list.deal_servers(named, servers)
 
 
 def _wishes(
-    named: list[hosts.Host], workers: str, settings: dict[str, str], export: list[str], servers: dict[str, list[int]]
+    named: list[Host], workers: str, settings: dict[str, str], export: list[str], servers: dict[str, list[int]]
 ) -> Wishes:
     """What the user says about the hosts, after a look at it."""
     if workers != "auto" and (not workers.isdecimal() or int(workers) < 1):

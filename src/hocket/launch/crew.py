@@ -12,7 +12,7 @@ from hocket.observe.timeline import HostClock
 
 
 @dataclass(eq=False)
-class Member:
+class CrewMember:
     """A process of the job: a worker, a server or the coordinator.
 
     Attributes:
@@ -62,7 +62,7 @@ Pipe = Literal["stdout", "stderr", "events"]
 class Chunk(NamedTuple):
     """Some bytes that a worker or server has written."""
 
-    member: Member
+    member: CrewMember
     pipe: Pipe
     data: bytes
 
@@ -85,7 +85,7 @@ class Crew(ABC):
         losses: Hosts that were lost, in the order in which that was noticed.
     """
 
-    members: list[Member]
+    members: list[CrewMember]
     losses: list[Loss]
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Crew(ABC):
         """
 
     @abstractmethod
-    def signal(self, member: Member, number: int) -> None:
+    def signal(self, member: CrewMember, number: int) -> None:
         """Send a signal to one of them, if it runs."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hocket import config
 from hocket.launch import leftovers, machine
-from hocket.launch.crew import Member
+from hocket.launch.crew import CrewMember
 
 _OF_ONE = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOCKET_SERVER", "HOCKET_COORDINATOR")  # variables of one process
 
@@ -82,21 +82,21 @@ class HostPart:
         return f"{job.mark}-{self.number}"
 
 
-def members(job: Job, part: HostPart | None = None) -> list[Member]:
+def members(job: Job, part: HostPart | None = None) -> list[CrewMember]:
     """The processes of a job that one host has, workers first; without ``part``, this host has all of them."""
     here = socket.gethostname() if part is None else part.name
     workers = range(job.size) if part is None else range(part.first, part.first + part.count)
     servers = range(job.servers) if part is None else part.servers
     has_coordinator = job.has_coordinator and (part is None or part.number == 0)
     return [
-        *(Member(rank, here) for rank in workers),
-        *(Member(number, here, "server") for number in servers),
-        *([Member(0, here, "coordinator")] if has_coordinator else []),
+        *(CrewMember(rank, here) for rank in workers),
+        *(CrewMember(number, here, "server") for number in servers),
+        *([CrewMember(0, here, "coordinator")] if has_coordinator else []),
     ]
 
 
 def variables(
-    job: Job, member: Member, ports: Ports, part: HostPart | None = None, base: Mapping[str, str] | None = None
+    job: Job, member: CrewMember, ports: Ports, part: HostPart | None = None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The environment of one process of the job.
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from hocket import __version__, config
 from hocket.errors import RecordError, UsageError
-from hocket.events import Facts, Gradients, Happening, Metrics, Progress, Record, Served, Spans, Traffic
+from hocket.events import Facts, Gradients, Happening, Metrics, Progress, Record, ServerReport, Spans, Traffic
 from hocket.launch import machine
-from hocket.launch.crew import Member
+from hocket.launch.crew import CrewMember
 from hocket.launch.environment import Job
 from hocket.launch.report import Outcome
 from hocket.launch.screen import Screen
@@ -51,7 +51,7 @@ class EventListener:
         self._checkpoint = ""
         self._has_finished = False
 
-    def take(self, member: Member, record: Record) -> None:
+    def take(self, member: CrewMember, record: Record) -> None:
         """Pass on what a worker or server has told."""
         rank = member.number if member.is_worker else None
         if isinstance(record, Progress) and rank == self._lead and self.screen is not None:
@@ -63,7 +63,7 @@ class EventListener:
             self._traffic.take(rank, record)
         elif isinstance(record, Gradients) and rank is not None:
             self._gradients.take(rank, record)
-        elif isinstance(record, Served):
+        elif isinstance(record, ServerReport):
             self._served.take(record)
         elif isinstance(record, Facts | Metrics):
             self._gossip.take(record)

@@ -11,10 +11,10 @@ from typing import Any
 
 from hocket import __version__, config
 from hocket.errors import HostError
-from hocket.launch import hosts, machine, scripts, ssh
+from hocket.launch import host_list, machine, scripts, ssh
 from hocket.launch.agent_links import AgentLink, AgentLinks
 from hocket.launch.environment import HostPart, Job, Ports
-from hocket.launch.hosts import Host, Wishes
+from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
 from hocket.transport import routes
 
@@ -145,13 +145,15 @@ class _Preflight:
             for link in links
         }
         is_complete = len(links) == len(self._links.all)
-        counts = hosts.deal(list(slots.values()), self._wishes.workers) if is_complete else list(slots.values())
+        counts = host_list.deal(list(slots.values()), self._wishes.workers) if is_complete else list(slots.values())
         return dict(zip(links, counts, strict=True))
 
     def _deal_servers(self, links: list[AgentLink], counts: dict[AgentLink, int]) -> dict[AgentLink, list[int]]:
         """The numbers of the servers that each host gets."""
         with_workers = [Host(link.host.name) for link in links if counts[link]]
-        dealt = self._wishes.servers or (hosts.deal_servers(with_workers, self._job.servers) if with_workers else {})
+        dealt = self._wishes.servers
+        if not dealt and with_workers:
+            dealt = host_list.deal_servers(with_workers, self._job.servers)
         return {link: list(dealt.get(link.host.name, ())) for link in links}
 
     def _check_memory(self, counts: dict[AgentLink, int], servers: dict[AgentLink, list[int]]) -> None:
@@ -221,7 +223,7 @@ class _Preflight:
 
 def _needed(wishes: Wishes) -> list[Host]:
     """The hosts of the workers, as far as they are needed, then those that have servers alone."""
-    found = hosts.needed(wishes.hosts, wishes.workers)
+    found = host_list.needed(wishes.hosts, wishes.workers)
     names = {host.name for host in found}
     return [*found, *(Host(name) for name in wishes.servers if name not in names)]
 

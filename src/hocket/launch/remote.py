@@ -15,9 +15,9 @@ from typing import Any
 from hocket.launch import preflight, ssh, supervisor
 from hocket.launch.agent_links import AgentLink, AgentLinks
 from hocket.launch.channel import Frame
-from hocket.launch.crew import Chunk, Crew, Loss, Member
+from hocket.launch.crew import Chunk, Crew, CrewMember, Loss
 from hocket.launch.environment import HostPart, Job, Ports, members
-from hocket.launch.hosts import Wishes
+from hocket.launch.host_list import Wishes
 from hocket.launch.signals import Signals
 from hocket.observe.recorder import Recorder
 from hocket.observe.timeline import HostClock, Timeline
@@ -71,7 +71,7 @@ class RemoteCrew(Crew):
         self._links, self._parts = links, parts
         self._lost: set[AgentLink] = set()
         self._is_closed = False
-        self._of: dict[Member, AgentLink] = {}
+        self._of: dict[CrewMember, AgentLink] = {}
         if job.settings.get("timeline"):
             links.compare_clocks()
         for link, part in parts.items():
@@ -97,7 +97,7 @@ class RemoteCrew(Crew):
             if link.trouble and not link.is_done and link not in self._lost:
                 self._note_loss(link)
 
-    def signal(self, member: Member, number: int) -> None:
+    def signal(self, member: CrewMember, number: int) -> None:
         if member.is_running:
             self._of[member].channel.send("signal", name=member.name, number=int(number))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hocket.events import Replicas
-from hocket.launch.crew import Loss, Member
+from hocket.launch.crew import CrewMember, Loss
 
 _COLLATERAL = ("hocket.errors.WorkerLost", "hocket.errors.ServerLost")
 
@@ -16,7 +16,7 @@ _COLLATERAL = ("hocket.errors.WorkerLost", "hocket.errors.ServerLost")
 class Ending:
     """How one worker or server ended."""
 
-    member: Member
+    member: CrewMember
     status: int  # as subprocess has it: negative for a signal
     traceback: list[str] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ def stopped(number: int, checkpoint: list[str]) -> Outcome:
     return Outcome(128 + number, reason, [f"hocket: {reason}", *checkpoint])
 
 
-def absence(absent: list[Member], waiting: list[Member], checkpoint: list[str]) -> Outcome:
+def absence(absent: list[CrewMember], waiting: list[CrewMember], checkpoint: list[str]) -> Outcome:
     """Some workers ended before they joined the others."""
     hosts = ", ".join(dict.fromkeys(worker.host for worker in absent))
     reason = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from hocket.launch import stdio
-from hocket.launch.crew import Member
+from hocket.launch.crew import CrewMember
 from hocket.observe.progress import RunPace
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ _TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ?")  # by torch.distributed, and Hoc
 class Logs:
     """A file for the whole output of each process of the job."""
 
-    def __init__(self, folder: Path | None, members: Sequence[Member]) -> None:
+    def __init__(self, folder: Path | None, members: Sequence[CrewMember]) -> None:
         self._files: dict[str, TextIO] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             for member in members:
                 self._files[member.name] = (folder / f"{member.name.replace(' ', '-')}.log").open("w", encoding="utf-8")
 
-    def write(self, member: Member, line: str) -> None:
+    def write(self, member: CrewMember, line: str) -> None:
         if not self._files:
             return
         try:
@@ -62,7 +62,7 @@ class PlainScreen:
     def __init__(self) -> None:
         self._next = time.monotonic() + _PLAIN_EVERY
 
-    def line(self, member: Member, text: str, *, error: bool) -> None:
+    def line(self, member: CrewMember, text: str, *, error: bool) -> None:
         stdio.put(f"[{_mark(member)}] {text}", error=error)
 
     def say(self, text: str) -> None:
@@ -117,7 +117,7 @@ class TerminalScreen:
         )
         self._live.start()
 
-    def line(self, member: Member, text: str, *, error: bool) -> None:
+    def line(self, member: CrewMember, text: str, *, error: bool) -> None:
         from rich.text import Text
 
         if not error and not sys.stdout.isatty():
@@ -167,7 +167,7 @@ class TerminalScreen:
         return Group(*rows)
 
 
-def _mark(member: Member) -> str:
+def _mark(member: CrewMember) -> str:
     """What stands before each line of a process: the bare number for a rank."""
     return str(member.number) if member.is_worker else member.name
 
@@ -185,11 +185,11 @@ def open_screen(report_to: Path | None = None) -> Screen:
 class Output:
     """Everything that the processes of one job write: shown on the screen, and kept in their logs."""
 
-    def __init__(self, members: Iterable[Member], screen: Screen, logs: Logs) -> None:
+    def __init__(self, members: Iterable[CrewMember], screen: Screen, logs: Logs) -> None:
         self._screen, self._logs = screen, logs
         self._streams = {(m, error): OutputStream(holds_tracebacks=error) for m in members for error in (False, True)}
 
-    def take(self, member: Member, data: bytes, *, error: bool) -> None:
+    def take(self, member: CrewMember, data: bytes, *, error: bool) -> None:
         """Show the lines that ``data`` completes."""
         stream = self._streams[member, error]
         self._show(member, error, stream.feed(data))
@@ -201,7 +201,7 @@ class Output:
         for (member, error), stream in self._streams.items():
             self._show(member, error, stream.release())
 
-    def finish(self, member: Member) -> None:
+    def finish(self, member: CrewMember) -> None:
         """Show the last lines of a process that has ended; keep back the traceback with which it failed."""
         for error in (False, True):
             self._show(member, error, self._streams[member, error].finish())
@@ -211,11 +211,11 @@ class Output:
         if member.returncode == 0 or member.is_lost:
             self._show(member, True, held, log=False)
 
-    def traceback(self, member: Member) -> list[str]:
+    def traceback(self, member: CrewMember) -> list[str]:
         """The last traceback that ``member`` has written."""
         return self._streams[member, True].traceback
 
-    def _show(self, member: Member, error: bool, lines: list[str], *, log: bool = True) -> None:
+    def _show(self, member: CrewMember, error: bool, lines: list[str], *, log: bool = True) -> None:
         for line in lines:
             if log:
                 self._logs.write(member, line)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hocket.errors import UsageError
-from hocket.launch.hosts import Host
+from hocket.launch.host_list import Host
 
 _AGENT = ("-m", "hocket.launch.agent")
 # Modules that happen to lie in the folder in which it is started are none of the agent's.

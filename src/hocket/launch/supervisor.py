@@ -11,10 +11,10 @@ from typing import Any
 
 from hocket.events import Facts, Replicas, Stage
 from hocket.launch import report
-from hocket.launch.crew import Chunk, Crew, Loss, Member
+from hocket.launch.crew import Chunk, Crew, CrewMember, Loss
 from hocket.launch.environment import Job, members
 from hocket.launch.listener import EventListener
-from hocket.launch.local import LocalCrew
+from hocket.launch.local_crew import LocalCrew
 from hocket.launch.report import Ending, Outcome
 from hocket.launch.screen import Logs, Output, Screen, open_screen
 from hocket.launch.signals import Signals
@@ -80,7 +80,7 @@ class _Supervisor:
         self._received = received
         self._output = Output(crew.members, screen, logs)
         self._workers = _workers(crew.members)
-        self._failed_at: dict[Member, float] = {}
+        self._failed_at: dict[CrewMember, float] = {}
         self._started = time.monotonic()
         self._survival = _Survival(crew, listener)
 
@@ -88,7 +88,7 @@ class _Supervisor:
         """Until all workers have ended, something has failed, or a signal asks for the end; nobody is left then."""
         running = list(self._crew.members)
         failures: list[Ending] = []
-        absent: list[Member] = []
+        absent: list[CrewMember] = []
         losses: list[Loss] = []
         while _workers(running) and not (failures or self._received or absent or losses):
             self._pump(_TICK)
@@ -127,13 +127,13 @@ class _Supervisor:
         told = [worker for worker in self._workers if worker.replicas and not worker.is_lost]
         return Replicas.differences([w.replicas for w in told], [w.number for w in told]) if len(told) > 1 else ""
 
-    def _find_absent(self, running: list[Member]) -> list[Member]:
+    def _find_absent(self, running: list[CrewMember]) -> list[CrewMember]:
         """Those who have ended well, but without joining the others, if these wait for them."""
         if not any(worker.stage == "joining" for worker in _workers(running)):
             return []
         return [w for w in self._workers if w.returncode == 0 and w not in running and not w.stage]
 
-    def _reap(self, running: list[Member]) -> list[Ending]:
+    def _reap(self, running: list[CrewMember]) -> list[Ending]:
         """Take note of those that have ended or will; return those that failed."""
         failed = []
         for member in list(running):
@@ -153,17 +153,17 @@ class _Supervisor:
                     failed.append(self._ending(member, member.status))
         return failed
 
-    def _has_failed(self, member: Member, running: list[Member]) -> bool:
+    def _has_failed(self, member: CrewMember, running: list[CrewMember]) -> bool:
         """Whether ``member``, which has ended, did so badly; servers do at any status while workers need them."""
         if member.returncode is None or member.stage == "reported":
             return False
         is_early = not member.is_worker and not self._survival.is_over and bool(_workers(running))
         return member.returncode != 0 or is_early
 
-    def _ending(self, member: Member, status: int) -> Ending:
+    def _ending(self, member: CrewMember, status: int) -> Ending:
         return Ending(member, status, self._output.traceback(member) or member.words.splitlines())
 
-    def _retire(self, servers: list[Member]) -> list[Ending]:
+    def _retire(self, servers: list[CrewMember]) -> list[Ending]:
         """Let the servers end, now that no worker needs them; return those that fail at it."""
         retired = list(servers)
         self._press(servers, signal.SIGTERM, _RETIREMENT)
@@ -171,7 +171,7 @@ class _Supervisor:
         good = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
         return [self._ending(server, server.returncode or 0) for server in retired if server.returncode not in good]
 
-    def _stop(self, running: list[Member], asked: int | None, failures: list[Ending]) -> None:
+    def _stop(self, running: list[CrewMember], asked: int | None, failures: list[Ending]) -> None:
         """End all that still run, politely, then not; add those that fail by themselves to ``failures``."""
         polite = signal.SIGINT if asked == signal.SIGINT else signal.SIGTERM
         if asked is None:
@@ -183,7 +183,7 @@ class _Supervisor:
         self._press(running, polite, _GRACE)
         self._press(running, signal.SIGKILL, _KILL)
 
-    def _press(self, running: list[Member], number: signal.Signals, seconds: float) -> None:
+    def _press(self, running: list[CrewMember], number: signal.Signals, seconds: float) -> None:
         """Send a signal to each, and wait for their end; a signal to the launcher hastens it.
 
         SIGINT is for workers, whose script may catch it; other processes get SIGTERM in its place. Members that have
@@ -200,7 +200,7 @@ class _Supervisor:
             self._pump(0.02)
             running[:] = [member for member in running if member.is_running]
 
-    def _wait(self, running: list[Member], seconds: float) -> list[Ending]:
+    def _wait(self, running: list[CrewMember], seconds: float) -> list[Ending]:
         failed: list[Ending] = []
         deadline = time.monotonic() + seconds
         while running and time.monotonic() < deadline and not self._received:
@@ -223,7 +223,7 @@ class _Supervisor:
             else:
                 self._output.take(member, data, error=pipe == "stderr")
 
-    def _take_events(self, member: Member, data: bytes) -> None:
+    def _take_events(self, member: CrewMember, data: bytes) -> None:
         for record in member.events.feed(data):
             if isinstance(record, Stage):
                 member.stage, member.status, member.words = record.stage, record.status, record.words
@@ -236,7 +236,7 @@ class _Supervisor:
                 self._listener.take(member, record)
 
 
-def _workers(members: Iterable[Member]) -> list[Member]:
+def _workers(members: Iterable[CrewMember]) -> list[CrewMember]:
     return [member for member in members if member.is_worker]
 
 
@@ -257,13 +257,13 @@ class _Survival:
         self._listener = listener
         self._started = time.monotonic()
 
-    def survives(self, member: Member) -> bool:
+    def survives(self, member: CrewMember) -> bool:
         """Whether the job goes on after the end of ``member``: of a worker that was killed before it raised."""
         was_killed = member.returncode is not None and member.returncode < 0
         is_worker = member.is_worker and member.stage not in ("failed", "reported")
         return was_killed and is_worker and self._can_go_on()
 
-    def go_on_without(self, worker: Member) -> None:
+    def go_on_without(self, worker: CrewMember) -> None:
         """Take note of a worker whose end is survived."""
         how = f"{report.how(worker.returncode or 0, hints=False)} after {self._seconds:.1f} s"
         self.lost[f"{worker.name} on {worker.host}, which {how}"] = [worker.number]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Happening, Metrics, Progress, Record, Sent, Served
+from hocket.events import Facts, Happening, Metrics, Progress, Record, Sent, ServerReport
 from hocket.observe.progress import Mark, Odometer, rates
 from hocket.observe.run_records import FILE, RecordWriter
 from hocket.observe.tensorboard_file import TensorboardFile
@@ -92,7 +92,7 @@ class Recorder:
             self._metrics(record)
         elif isinstance(record, Sent):
             self.add_facts("sent", {f"rank {rank}": record.nbytes})
-        elif isinstance(record, Served):
+        elif isinstance(record, ServerReport):
             self.add_facts("served", {f"server {record.server}": dataclasses.asdict(record)})
         elif isinstance(record, Facts):
             self._facts(rank, record)

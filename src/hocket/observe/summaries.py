@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from hocket.events import Facts, Metrics, Served, Traffic
+from hocket.events import Facts, Metrics, ServerReport, Traffic
 
 CONSENSUS = "distance from consensus"
 _LEAST = 0.1  # seconds of waiting that are worth a word
@@ -98,9 +98,9 @@ class ServedSummary:
     """What parameter servers did: staleness, how fast each worker pushed, and the load of the servers."""
 
     def __init__(self) -> None:
-        self._last: dict[int, Served] = {}
+        self._last: dict[int, ServerReport] = {}
 
-    def take(self, record: Served) -> None:
+    def take(self, record: ServerReport) -> None:
         """What a server has told last counts."""
         self._last[record.server] = record
 
@@ -161,7 +161,7 @@ def _mean(counts: Mapping[int, int]) -> float:
     return sum(value * times for value, times in counts.items()) / max(1, sum(counts.values()))
 
 
-def _load(record: Served) -> str:
+def _load(record: ServerReport) -> str:
     busy = record.busy / record.seconds if record.seconds > 0 else 0.0
     return (
         f"busy {min(1.0, busy):.0%}, {record.updates:,} update{'s' if record.updates != 1 else ''}, "

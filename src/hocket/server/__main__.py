@@ -13,7 +13,7 @@ from hocket import spans
 from hocket.errors import HocketError
 from hocket.events import NoSink, PipeSink, Sink, Stage
 from hocket.server.front import Front
-from hocket.server.service import Service
+from hocket.server.server_service import Service
 
 _REPORT = 1.0  # seconds between two reports to the launcher
 

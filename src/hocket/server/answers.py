@@ -10,7 +10,7 @@ import torch
 from hocket.server import states
 from hocket.server.dense import DenseShard
 from hocket.server.rows import RowShard
-from hocket.server.service import Service
+from hocket.server.server_service import Service
 from hocket.server.table import Table
 from hocket.server.terms import Definition, Kind, Push
 from hocket.transport.replies import Answer, Body, Note

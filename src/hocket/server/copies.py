@@ -11,8 +11,8 @@ import torch
 from hocket import spans
 from hocket.errors import UsageError
 from hocket.server import desk, states
-from hocket.server.client import Client
 from hocket.server.placement import Placement
+from hocket.server.server_client import Client
 from hocket.server.shard import Stored
 from hocket.server.terms import Definition, Kind, Push, Rows, Terms
 from hocket.transport.area import Area

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hocket.comm.simulated_peers import SimulatedNetwork, SimulatedPeers
-from hocket.coordinator.service import Ask, Batch, CoordinatorService
+from hocket.coordinator.coordinator_service import Ask, Batch, CoordinatorService
 from hocket.errors import JobError
 from hocket.server.answers import Answers
-from hocket.server.client import Client
-from hocket.server.service import Service
+from hocket.server.server_client import Client
+from hocket.server.server_service import Service
 from hocket.server.terms import Kind
 from hocket.transport.area import Area
 from hocket.transport.replies import Answer, Body, Note

@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 from hocket.config import Config
-from hocket.coordinator import client as coordinator
-from hocket.coordinator.service import Ask, Tell
+from hocket.coordinator import coordinator_client as coordinator
+from hocket.coordinator.coordinator_service import Ask, Tell
 from hocket.server.answers import Answers
-from hocket.server.service import Service
+from hocket.server.server_service import Service
 from hocket.transport.replies import Answer, Body, Note, Reception
 from hocket.transport.requests import COORDINATOR, SERVER
 

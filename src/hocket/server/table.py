@@ -20,7 +20,7 @@ from hocket.transport.simulated import Condition
 
 
 @dataclass
-class Tally:
+class PushTally:
     """What one worker has done here."""
 
     pushes: int = 0
@@ -63,7 +63,7 @@ class Table:
         definition = shard.definition
         self.shard, self.terms = shard, definition.terms
         self.pace = Pace(definition.workers, definition.terms)
-        self.tallies = {rank: Tally() for rank in range(definition.workers)}
+        self.tallies = {rank: PushTally() for rank in range(definition.workers)}
         self.busy = 0.0
         self._condition, self._timeout, self._clock, self._total = condition, timeout, clock, total
         self._size = max(1, definition.workers // max(1, definition.terms.groups))

@@ -33,7 +33,7 @@ from hocket.capture.model_hooks import ModelHooks
 from hocket.capture.noise import Gauge
 from hocket.comm.communicator import Communicator
 from hocket.errors import StrategyError
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.specs import Spec
 from hocket.updates.update import Step
 

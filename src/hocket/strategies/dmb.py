@@ -17,7 +17,7 @@ from hocket.updates.update import Step
 
 
 @dataclass
-class Counts:
+class CycleCounts:
     """Batches of this worker, and samples of all workers as far as a loader knows them."""
 
     predicted_batches: int = 0
@@ -41,7 +41,7 @@ class DMBTraining(DelayedTraining):
         self._extra = spec.extra
         self._place = 0  # of the next step in its cycle
         self._is_predicted: bool | None = None  # the last step was, and the loop is still at its batch
-        self.counts, self._told = Counts(), Counts()
+        self.counts, self._told = CycleCounts(), CycleCounts()
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "place": self._place, "counts": dataclasses.asdict(self.counts)}
@@ -50,7 +50,7 @@ class DMBTraining(DelayedTraining):
         super().load_state(state)
         # A gradient that another strategy has left, or a longer cycle, is applied with the next step.
         self._place = min(state.get("place", self._extra), self._extra) if self.holds else 0
-        self.counts, self._is_predicted = Counts(**state.get("counts", {})), None
+        self.counts, self._is_predicted = CycleCounts(**state.get("counts", {})), None
 
     def end_batch(self, batch: DoneBatch) -> None:
         super().end_batch(batch)

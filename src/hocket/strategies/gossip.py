@@ -18,14 +18,14 @@ import torch
 
 from hocket.comm.graphs import Graph
 from hocket.comm.layout import Layout
+from hocket.comm.neighbour_rounds import Flats
 from hocket.comm.pairs import squares
-from hocket.comm.rounds import Flats
 from hocket.comm.snapshots import Snapshots
 from hocket.comm.spectrum import gap
 from hocket.specs import Gossip
 from hocket.strategies.averaging import average_once
 from hocket.strategies.base import Context, Why
-from hocket.strategies.local import LocalTraining
+from hocket.strategies.local_rounds import LocalTraining
 from hocket.updates.update import Step
 
 CONSENSUS = "distance from consensus"

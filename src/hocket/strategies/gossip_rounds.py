@@ -6,8 +6,8 @@ import json
 
 import torch
 
+from hocket.comm.neighbour_rounds import Arrival, Rounds
 from hocket.comm.pairs import squares
-from hocket.comm.rounds import Arrival, Rounds
 from hocket.specs import Gossip
 from hocket.strategies.base import Context, Why
 from hocket.strategies.gossip import GossipTraining, combine

@@ -16,10 +16,10 @@ from hocket.capture.members import Members
 from hocket.comm.communicator import Communicator
 from hocket.comm.layout import Layout
 from hocket.errors import SharedCopyError, StrategyError
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.specs import Hogwild
 from hocket.strategies.base import Context, Why
-from hocket.strategies.local import LocalTraining
+from hocket.strategies.local_rounds import LocalTraining
 from hocket.transport import futex
 from hocket.transport.area import LINE, aligned
 from hocket.transport.lock import SharedLock

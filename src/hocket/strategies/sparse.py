@@ -10,8 +10,8 @@ from torch import nn
 
 from hocket.capture.members import Members
 from hocket.errors import StrategyError
-from hocket.server.client import Client
 from hocket.server.copies import RowCopy
+from hocket.server.server_client import Client
 from hocket.server.shard import Stored
 from hocket.server.terms import Push, Terms
 

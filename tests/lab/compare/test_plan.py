@@ -7,7 +7,7 @@ from hocket.lab.compare import plan
 from hocket.lab.compare.plan import BASELINE, Planned, Way
 from hocket.lab.compare.results import Result
 from hocket.launch import machine
-from hocket.launch.hosts import Host
+from hocket.launch.host_list import Host
 
 WAYS = [Way("mirrored", 2), Way("asynchronous", 2, 1)]
 

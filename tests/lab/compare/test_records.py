@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hocket.events import Facts, Happening, Metrics, Progress, Sent, Served
+from hocket.events import Facts, Happening, Metrics, Progress, Sent, ServerReport
 from hocket.lab.compare import records, target
 from hocket.lab.compare.plan import Planned, Way
 from hocket.lab.compare.results import Point
@@ -45,7 +45,7 @@ def record(folder: Path, clock: list[float], *, loop: bool = True) -> Path:
             recorder.take(0, Metrics(second, 8 * second, now, values))
     for rank in (0, 1):
         recorder.take(rank, Sent(1000 + rank))
-    recorder.take(None, Served(0, "here", 10.0, 1.0, 8, 0, 0, {}, WORKERS))
+    recorder.take(None, ServerReport(0, "here", 10.0, 1.0, 8, 0, 0, {}, WORKERS))
     recorder.finish(0, "all workers finished", [])
     return folder
 

@@ -1,5 +1,5 @@
 """Imported by every interpreter that finds this folder in PYTHONPATH: has launchers start a stand-in for servers."""
 
-from hocket.launch import local
+from hocket.launch import local_crew
 
-local.MODULES["server"] = "standin"
+local_crew.MODULES["server"] = "standin"

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from hocket.events import Happening, PipeSink, Served
+from hocket.events import Happening, PipeSink, ServerReport
 
 descriptor, number = int(os.environ["HOCKET_EVENTS"]), int(os.environ["HOCKET_SERVER"])
 how = os.environ.get("STANDIN", "") if number == int(os.environ.get("STANDIN_NUMBER", "0")) else ""
@@ -19,13 +19,13 @@ sink = PipeSink(descriptor)
 asked = threading.Event()
 
 
-def served(updates: int) -> Served:
+def served(updates: int) -> ServerReport:
     workers = {
         str(rank): {"pushes": 10 * updates + 1, "staleness": {"0": 1, str(rank + 2): 3}, "seconds": 2.0, "waited": 0.5,
                     "late": rank, "lost": False}
         for rank in range(int(os.environ["WORLD_SIZE"]))
     }  # fmt: skip
-    return Served(number, "here", 4.0, 1.0, updates, 3_100_000_000, 5_000, {"wrong secret": 1}, workers)
+    return ServerReport(number, "here", 4.0, 1.0, updates, 3_100_000_000, 5_000, {"wrong secret": 1}, workers)
 
 
 def main() -> None:

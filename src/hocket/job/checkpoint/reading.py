@@ -69,7 +69,7 @@ class Files(Source):
         return self._homes[name].read(name)
 
 
-class Sent(Source):
+class SentCheckpoint(Source):
     """What rank 0 reads from ``files`` and sends to all others, which have none."""
 
     def __init__(self, communicator: Communicator, files: Files | None) -> None:
@@ -165,7 +165,7 @@ def _open(worker: Worker, found: Path, mine: Path, identity: str) -> Source:
     if topology.rank == 0:
         without = dict.fromkeys(topology.name_of(rank) for rank, reason in enumerate(reasons) if reason)
         _say(f"hocket: {found} is sent from {topology.name_of(0)}: not found on {', '.join(without)}")
-    return Sent(communicator, files if topology.rank == 0 else None)
+    return SentCheckpoint(communicator, files if topology.rank == 0 else None)
 
 
 def warn_of_others(worker: Worker, folder: Path) -> None:

@@ -31,7 +31,7 @@ from hocket.job.checkpoint.reading import on_rank_0
 from hocket.job.checkpoint.snapshot import Camera, Snapshot, Subjects
 from hocket.job.checkpoint.tensor_file import Image, Written
 from hocket.job.worker import Worker
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.transport.tensor_bytes import view_bytes
 
 

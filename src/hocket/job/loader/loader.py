@@ -15,9 +15,9 @@ from hocket.errors import UsageError
 from hocket.job import randomness
 from hocket.job.loader import original_loader, sharding
 from hocket.job.loader.passes import Counts, Pass, Rest, Start
-from hocket.job.loader.rounds import RoundDeal, RoundTurns, timed
 from hocket.job.loader.sharded_stream import ShardedStream, as_it_is, level
 from hocket.job.loader.sharding import SeededDataset, ShardedIndices, is_of_torch
+from hocket.job.loader.timed_rounds import RoundDeal, RoundTurns, timed
 from hocket.job.loader.turns import Turns
 from hocket.job.loop import Batch, Loop, on_purpose
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom

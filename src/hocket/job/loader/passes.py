@@ -72,7 +72,7 @@ class Rest:
 Item = TypeVar("Item")
 
 
-class Dealer(Protocol):
+class BatchSource(Protocol):
     """Says which batch of an epoch is this rank's next."""
 
     def take(self, epoch: int, total: int | None) -> int | None:
@@ -121,7 +121,7 @@ class Plan:
     has_begun: bool = False  # somebody has read the source, who may read it again
     random: SharedRandom | None = None  # what the source draws from, if not from what it usually does
     first: int | None = None  # a checksum of the first global batch of a sampler that is not PyTorch's
-    deal: Dealer | None = None  # the queue from which batches are taken, if there is one
+    deal: BatchSource | None = None  # the queue from which batches are taken, if there is one
     in_step: bool = False  # what is taken there is a rank's share of a global batch
 
     def __post_init__(self) -> None:

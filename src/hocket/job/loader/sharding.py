@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from hocket.job.loader.passes import Counts, Dealer, Plan, Rest, Start
+from hocket.job.loader.passes import BatchSource, Counts, Plan, Rest, Start
 from hocket.job.randomness import OwnRandom, SharedRandom, mix, reseed
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class ShardedIndices(Sampler[Any]):
             taken += len(batch)
             yield self._give(plan, batch, taken - len(batch), self._rank, self._size, taken)
 
-    def _deal(self, plan: Plan, dealer: Dealer) -> Iterator[Any]:
+    def _deal(self, plan: Plan, dealer: BatchSource) -> Iterator[Any]:
         """The batches that this worker takes from the queue that all workers share.
 
         A slow worker takes fewer, and what a lost one held is dealt again. Only numbers travel: every worker knows the

@@ -12,7 +12,7 @@ from hocket import spans
 from hocket.coordinator.deal import Deal
 from hocket.job.loader.passes import Counts, Plan
 from hocket.job.worker import Worker
-from hocket.server.client import Client
+from hocket.server.server_client import Client
 from hocket.strategies.base import BatchAtWork, Why
 
 

@@ -18,7 +18,7 @@ from hocket.errors import UsageError
 from hocket.lab.rig import Rig
 from hocket.launch import machine, remote, supervisor
 from hocket.launch.environment import Job
-from hocket.launch.hosts import Host, Wishes
+from hocket.launch.host_list import Host, Wishes
 from hocket.observe.timeline import Timeline
 
 app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")

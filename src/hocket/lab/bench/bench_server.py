@@ -24,9 +24,9 @@ from hocket.job.key_value import KeyValue
 from hocket.job.worker import current, rank
 from hocket.lab.bench.bench_worker import alternate, milliseconds, ratio, total
 from hocket.server import rule
-from hocket.server.client import Client
 from hocket.server.copies import DenseCopy
 from hocket.server.placement import place
+from hocket.server.server_client import Client
 from hocket.server.terms import Push, Terms
 from hocket.transport.requests import WireLink
 

@@ -28,7 +28,7 @@ from hocket.lab.compare.results import Comparison
 from hocket.lab.compare.running import Interrupted
 from hocket.lab.rig import Rig
 from hocket.lab.rig.rig_network import parse_rate
-from hocket.launch import hosts, machine, scripts
+from hocket.launch import host_list, machine, scripts
 from hocket.launch.signals import Signals, asking
 
 FOLDER = "hocket-compare"
@@ -112,7 +112,7 @@ def compare(
     wish = target.parse(until) if until is not None else None
     names = plan.split(strategies) if strategies else None
     rig, named = _hosts(host, rate)
-    counted = plan.counts(workers, rig, hosts.parse(named) if named else [])
+    counted = plan.counts(workers, rig, host_list.parse(named) if named else [])
     wanted = Wanted(command, names, counted, servers, rig, named, rate, threads)
     if not wanted.choose({})[0]:
         raise UsageError("no strategy fits: name some with --strategies")
@@ -273,7 +273,7 @@ def _hosts(text: str | None, rate: str | None) -> tuple[int, str | None]:
 
         rig_needs.check()
     elif text is not None:
-        hosts.parse(text)
+        host_list.parse(text)
     return rig, None if rig else text
 
 

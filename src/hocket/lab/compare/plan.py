@@ -13,7 +13,7 @@ from typing import Any
 from hocket import specs
 from hocket.errors import StrategyError, UsageError
 from hocket.lab.compare.results import Contender, Result
-from hocket.launch import hosts, machine
+from hocket.launch import host_list, machine
 
 ON_ONE_HOST = ("mirrored", "central", "local_sgd(period=16)", "asynchronous")
 ON_SEVERAL = ("mirrored", "local_sgd(period=16)", "diloco(period=64)", "gossip", "asynchronous")
@@ -109,7 +109,7 @@ def split(texts: Sequence[str]) -> list[str]:
     return names
 
 
-def counts(text: str | None, rig: int, named: Sequence[hosts.Host]) -> list[int]:
+def counts(text: str | None, rig: int, named: Sequence[host_list.Host]) -> list[int]:
     """How many workers: ``4``, or several numbers such as ``1,2,4``; one is the baseline, which is always there."""
     if text is None and named:
         slots = [host.slots for host in named]

@@ -16,9 +16,9 @@ from hocket.errors import UsageError
 from hocket.lab.doctor import doctor_visit, host_links, small_allreduce
 from hocket.lab.doctor.findings import Finding, State, count
 from hocket.lab.doctor.host_links import HostPair
-from hocket.launch import hosts
+from hocket.launch import host_list
 from hocket.launch.flags import flag
-from hocket.launch.hosts import Host, Wishes
+from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
 
 _MARKS: dict[State, str] = {"ok": "✓", "note": "•", "wrong": "✗"}
@@ -43,7 +43,7 @@ def doctor(
     """Look at this machine, or with -H at several and between them: what is wrong for training, and its remedy."""
     if host is not None and hostfile is not None:
         raise UsageError("-H and --hostfile both name the hosts: use one of them")
-    named = hosts.parse(host) if host is not None else hosts.read_file(hostfile) if hostfile is not None else []
+    named = host_list.parse(host) if host is not None else host_list.read_file(hostfile) if hostfile is not None else []
     for name, value in {"--ssh": ssh, "--python": python}.items():
         if value is not None and not named:
             raise UsageError(f"{name} is for other hosts: name these with -H node1,node2 or --hostfile")

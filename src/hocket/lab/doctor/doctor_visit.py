@@ -18,7 +18,7 @@ from hocket.lab.doctor.findings import Finding, note, ok, wrong
 from hocket.lab.doctor.host_links import HostPair, Trip
 from hocket.launch import machine, preflight, ssh
 from hocket.launch.agent_links import AgentLink, AgentLinks
-from hocket.launch.hosts import Host, Wishes
+from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
 from hocket.transport import routes
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from hocket import config
 from hocket.lab.doctor.findings import Finding, note, ok, wrong
 from hocket.launch import leftovers, machine
-from hocket.launch.hosts import Host, Wishes
+from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
 
 _SECONDS = 60.0  # for the whole job; most of it is the import of torch

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hocket.launch import guardian, leftovers
-from hocket.launch.crew import Chunk, Crew, Loss, Member, Pipe
+from hocket.launch.crew import Chunk, Crew, CrewMember, Loss, Pipe
 from hocket.launch.environment import HostPart, Job, Ports, members, variables
 from hocket.launch.signals import Signals
 
@@ -57,9 +57,9 @@ class LocalCrew(Crew):
             selector: ``read`` waits with it, and calls the ``data`` of whatever else is ready there.
         """
         self.losses: list[Loss] = []
-        self.members: list[Member] = []
+        self.members: list[CrewMember] = []
         self._mark = job.mark if part is None else part.mark(job)
-        self._processes: dict[Member, subprocess.Popen[bytes]] = {}
+        self._processes: dict[CrewMember, subprocess.Popen[bytes]] = {}
         self._events: list[int] = []
         self._is_closed = False
         self._selector = selector or selectors.DefaultSelector()
@@ -100,7 +100,7 @@ class LocalCrew(Crew):
             yield from self._drain(member)
             member.returncode = status
 
-    def signal(self, member: Member, number: int) -> None:
+    def signal(self, member: CrewMember, number: int) -> None:
         if member.returncode is None:
             self._processes[member].send_signal(number)
 
@@ -136,7 +136,7 @@ class LocalCrew(Crew):
 
     def _start(
         self,
-        member: Member,
+        member: CrewMember,
         key: bytes,
         command: list[str],
         env: dict[str, str],
@@ -187,7 +187,7 @@ class LocalCrew(Crew):
         member, pipe = key.data
         return [Chunk(member, pipe, data)]
 
-    def _drain(self, member: Member) -> Iterator[Chunk]:
+    def _drain(self, member: CrewMember) -> Iterator[Chunk]:
         """What an ended process has left in its pipes; its children may hold them open, and go on writing."""
         for key in self._keys(member):
             for _ in range(_DRAIN):
@@ -196,7 +196,7 @@ class LocalCrew(Crew):
                     break
                 yield from chunks
 
-    def _keys(self, member: Member) -> list[selectors.SelectorKey]:
+    def _keys(self, member: CrewMember) -> list[selectors.SelectorKey]:
         keys = self._selector.get_map().values()
         return [key for key in keys if not callable(key.data) and key.data[0] is member]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket import spans
 from hocket.config import Config
-from hocket.coordinator.service import Ask, split
+from hocket.coordinator.coordinator_service import Ask, split
 from hocket.errors import JobError
 from hocket.transport.area import Area
 from hocket.transport.requests import BOARD, Link, WireLink, join, reach

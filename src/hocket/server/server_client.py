@@ -11,7 +11,7 @@ from typing import Any
 from hocket.comm.peers import Peers
 from hocket.comm.wire_peers import WirePeers
 from hocket.config import Config
-from hocket.coordinator.client import Coordinator, connect
+from hocket.coordinator.coordinator_client import Coordinator, connect
 from hocket.coordinator.deal import Deal
 from hocket.errors import JobError
 from hocket.server.terms import Kind

@@ -18,7 +18,7 @@ from hocket.errors import UsageError
 from hocket.job.loader.passes import Counts, Plan
 from hocket.job.worker import Worker
 from hocket.strategies.base import BatchAtWork
-from hocket.strategies.timed import TimedLocalSGD
+from hocket.strategies.local_sgd import TimedLocalSGD
 
 
 class RoundDeal:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from hocket.errors import MismatchError
-from hocket.events import Served
+from hocket.events import ServerReport
 from hocket.server.dense import DenseShard
 from hocket.server.desk import Desk
 from hocket.server.rows import RowShard
@@ -142,7 +142,7 @@ class Service:
         with self._lock:
             self.refused[why] += 1
 
-    def report(self) -> Served:
+    def report(self) -> ServerReport:
         """What this server has done so far."""
         tables = [table for _, table in sorted(self.tables.items())]
         workers = {}
@@ -156,7 +156,7 @@ class Service:
                     "late": tally.late,
                     "lost": bool(self._lost.get(rank)),
                 }
-        return Served(
+        return ServerReport(
             server=self.number,
             host=self.host,
             seconds=self._clock() - self._began,

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from hocket import spans
-from hocket.comm.peers import Peers, Sent
+from hocket.comm.peers import Peers, Sending
 from hocket.errors import DeadlineExceeded
 from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.wire import Message, Wire, WireError
@@ -46,7 +46,7 @@ Flats = list[torch.Tensor]
 When = tuple[int, int]  # pass and round
 
 
-class Kind(IntEnum):
+class PeerKind(IntEnum):
     """What messages between workers are about."""
 
     DATA = 1
@@ -96,14 +96,14 @@ class Rounds:
         self._late: list[Arrival] = []
         self._free: list[Flats] = []
         self._rests = self._has_told = False
-        self._sent = Sent(0)
+        self._sent = Sending(0)
         self.pushed: dict[int, int] = {}
         self._arrived: dict[tuple[int, int], int] = {}  # by pass and rank
         self._broken: set[int] = set()  # lost in this pass
         self.waited = 0.0
         peers.handlers |= {
-            Kind.DATA: self._take_data, Kind.SKIP: self._take_skip, Kind.WANT: self._take_want,
-            Kind.REST: self._take_rest,
+            PeerKind.DATA: self._take_data, PeerKind.SKIP: self._take_skip, PeerKind.WANT: self._take_want,
+            PeerKind.REST: self._take_rest,
         }  # fmt: skip
         peers.on_loss.append(self._lose)
 
@@ -156,7 +156,7 @@ class Rounds:
             self._has_told = True
         for rank in self._peers.live:
             if rank != self._peers.rank:
-                self._peers.send(rank, Kind.REST, {}, generation=number, sequence=turn)
+                self._peers.send(rank, PeerKind.REST, {}, generation=number, sequence=turn)
 
     def start(self, flats: Flats, heads: Mapping[int, dict[str, Any]], expected: Iterable[int]) -> None:
         """Begin the next round: send to all in ``heads``, and expect something of all in ``expected``.
@@ -167,11 +167,11 @@ class Rounds:
             self._started = when = self.when
             self._expected = frozenset() if self._rests else frozenset(expected)
             listed = () if self._rests else (heads if self._pushes else self._expected)
-            self._sent = Sent(0 if self._rests else len(heads))
-            parts = as_bytes(flats)
+            self._sent = Sending(0 if self._rests else len(heads))
+            parts, (number, turn) = as_bytes(flats), when
             for rank, head in heads.items() if not self._rests else ():
                 self.pushed[rank] = self.pushed.get(rank, 0) + 1
-                self._peers.send(rank, Kind.DATA, head, parts, generation=when[0], sequence=when[1], sent=self._sent)
+                self._peers.send(rank, PeerKind.DATA, head, parts, generation=number, sequence=turn, sent=self._sent)
             self._answer(when, listed)
             self._forget()
 
@@ -197,7 +197,7 @@ class Rounds:
                 if self._pushes and not asked and waited >= _ASK:
                     asked = True
                     for rank in missing:
-                        self._peers.send(rank, Kind.WANT, {}, generation=when[0], sequence=when[1])
+                        self._peers.send(rank, PeerKind.WANT, {}, generation=when[0], sequence=when[1])
                 self._condition.wait(_ASK if self._pushes and not asked else min(1.0, self._timeout))
                 now = time.perf_counter()
                 spans.add(spans.WAIT, f"{spans.WAIT_FOR} rank {missing[0]}", since, now)
@@ -272,7 +272,7 @@ class Rounds:
             self._skip(rank, when)
 
     def _skip(self, rank: int, when: When) -> None:
-        self._peers.send(rank, Kind.SKIP, {}, generation=when[0], sequence=when[1])
+        self._peers.send(rank, PeerKind.SKIP, {}, generation=when[0], sequence=when[1])
 
     def _keep_late(self, arrival: Arrival) -> None:
         if self._pushes:
