@@ -193,6 +193,15 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Survival:
+    """Whether the strategy that a worker trains with goes on when a worker is lost; the launcher decides by it."""
+
+    survives: bool
+
+    kind = "survival"
+
+
+@dataclass(frozen=True)
 class Spans:
     """What a process has done when, for a timeline (see hocket.spans).
 
@@ -244,10 +253,10 @@ class Replicas:
         return ", ".join(said) + more
 
 
-Record = Progress | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening | Stage | Spans | Replicas
+Record = Progress | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening | Stage | Survival | Spans | Replicas
 _KINDS: dict[str, type[Record]] = {
     kind.kind: kind
-    for kind in (Progress, Metrics, Traffic, Sent, Gradients, ServerReport, Facts, Happening, Stage, Spans, Replicas)
+    for kind in (Progress, Metrics, Traffic, Sent, Gradients, ServerReport, Facts, Happening, Stage, Survival, Spans, Replicas)
 }
 _PIPE = 1 << 19  # bytes of the pipe to the launcher
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe

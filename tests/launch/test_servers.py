@@ -17,7 +17,7 @@ STUB = str(Path(__file__).parent / "stub")
 BEGIN = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from hocket.events import Facts, Happening, PipeSink, Stage
+from hocket.events import Facts, Happening, PipeSink, Stage, Survival
 
 rank, sink = int(os.environ["RANK"]), PipeSink(int(os.environ["HOCKET_EVENTS"]))
 
@@ -28,7 +28,7 @@ def until(*conditions):
 def join(survives=True, joins=True):
     if joins:
         sink.put(Stage("joined"))
-    sink.put(Facts({"survives loss": survives}))
+    sink.put(Survival(survives))
     Path(f"joined{rank}").touch()
     until(*(f"joined{r}" for r in range(int(os.environ["WORLD_SIZE"]))))
 

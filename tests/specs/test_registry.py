@@ -1,5 +1,6 @@
 """Strategies of other distributions are found by name, and nothing of them is imported before that."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from hocket import specs
 from hocket.errors import StrategyError
 from hocket.specs import registry
+from hocket.strategies.base import Strategy
 
 TOY = """
 from dataclasses import dataclass
@@ -90,3 +92,17 @@ def test_two_distributions_cannot_have_the_same_name(outside: Path) -> None:
     add(outside, "games", "toy = toy:Demanding")
     with pytest.raises(StrategyError, match=r"the distribution '(toys|games)' adds .* the distribution '(toys|games)'"):
         specs.parse("mirrored")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(name for name in registry.BUILT_IN if name != "dmb"), "dmb(extra=1)", "central(fused=True)",
+        "local_sgd(time=1.0)", "diloco(fragments=2)", "gossip(push_sum=True)", "gossip(asynchronous=True)",
+        "gossip(order='adapt_while_combine')", "mirrored -> local_sgd @ epoch 2",
+    ],
+)  # fmt: skip
+def test_every_spec_leads_to_its_implementation(text: str) -> None:
+    for workers, servers in ((2, 0), (2, 1)):
+        module, _, name = specs.parse(text).resolve(workers, servers).implementation.partition(":")
+        assert issubclass(getattr(importlib.import_module(module), name), Strategy)

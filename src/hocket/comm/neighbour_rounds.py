@@ -78,7 +78,6 @@ class Rounds:
         pushes: For push-sum: edges have one direction, and what comes unexpectedly is kept.
 
     Attributes:
-        waited: Seconds spent waiting for others so far.
         pushed: How many messages were sent in this pass, by rank.
     """
 
@@ -100,7 +99,6 @@ class Rounds:
         self.pushed: dict[int, int] = {}
         self._arrived: dict[tuple[int, int], int] = {}  # by pass and rank
         self._broken: set[int] = set()  # lost in this pass
-        self.waited = 0.0
         peers.handlers |= {
             PeerKind.DATA: self._take_data, PeerKind.SKIP: self._take_skip, PeerKind.WANT: self._take_want,
             PeerKind.REST: self._take_rest,
@@ -210,7 +208,6 @@ class Rounds:
                 f"a worker has not taken what was sent to it in round {when[1]} within {self._timeout:g} s: see their "
                 "output, or give them more time with --timeout"
             )
-        self.waited += self._peers.now() - begin
         return found
 
     def await_pushes(self, counts: Mapping[int, int]) -> None:

@@ -93,11 +93,6 @@ class Peers(ABC):
     def is_beside(self, rank: int) -> bool:
         """Whether a worker is on this host, and memory can be shared with it."""
 
-    @property
-    @abstractmethod
-    def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received so far, over links that are there."""
-
     @abstractmethod
     def send(
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from hocket.comm.exchange import Algorithm, Exchange, Ticket
 from hocket.comm.kernels import average_into, reduce_into
 from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
-from hocket.comm.topology import Topology
 from hocket.transport.gate import signature
 from hocket.transport.simulated import Speed
 from hocket.transport.simulated_memory import SimulatedMemory
@@ -31,10 +29,6 @@ class SimulatedCommunicator(SharedCommunicator):
         super().__init__(memory)
         self._simulated, self._speed = memory, speed
         self.way = "simulated"
-
-    @property
-    def topology(self) -> Topology:
-        return Topology(self.rank, (tuple(range(self.size)),), (platform.node(),))
 
     def now(self) -> float:
         return self._simulated.host.simulation.now()

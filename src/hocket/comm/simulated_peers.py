@@ -35,7 +35,6 @@ class SimulatedPeers(Peers):
         super().__init__(rank)
         self._network = network
         self._arrivals: dict[int, float] = {}  # of the last message to each rank: none overtakes another
-        self._sent = self._received = 0
 
     def join(self, gather: Gather) -> None:
         self._network.workers[self.rank] = self
@@ -51,10 +50,6 @@ class SimulatedPeers(Peers):
     def is_beside(self, rank: int) -> bool:
         return False
 
-    @property
-    def traffic(self) -> tuple[int, int]:
-        return self._sent, self._received
-
     def send(
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
         sequence: int = 0, sent: Sending | None = None, area: Area | None = None,
@@ -65,7 +60,6 @@ class SimulatedPeers(Peers):
         if rank not in network.workers:
             return
         message = Message(kind, generation, sequence, json.loads(json.dumps(head)), len(data))
-        self._sent += len(data)
         now = network.simulation.now()
         arrival = max(now + network.speed.seconds(len(data)), self._arrivals.get(rank, 0.0))
         self._arrivals[rank] = arrival
@@ -85,7 +79,6 @@ class SimulatedPeers(Peers):
     def _deliver(self, rank: int, message: Message, data: bytes) -> None:
         target = self._network.workers.get(rank)
         if target is not None:
-            target._received += len(data)
             target.handlers[message.kind](self.rank, message, _ArrivedBody(data))  # type: ignore[arg-type]
 
     def _lose(self, rank: int) -> None:

@@ -83,11 +83,6 @@ class WirePeers(Peers):
         with self._lock:
             return rank in self._out and self._out[rank].wire.is_local
 
-    @property
-    def traffic(self) -> tuple[int, int]:
-        with self._lock:
-            return sum(out.wire.sent for out in self._out.values()), sum(w.received for w in self._incoming.values())
-
     def send(
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
         sequence: int = 0, sent: Sending | None = None, area: Area | None = None,

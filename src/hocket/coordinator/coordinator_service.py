@@ -25,6 +25,8 @@ from hocket.transport.simulated import Condition
 Batch = Sequence[int]
 """Queue, epoch and number of a batch."""
 
+KEEPER = 0  # the server that is told with each push for which batches the push is
+
 _PART = struct.Struct("!IQ")  # of what a meeting has brought together: rank, bytes
 
 
@@ -159,12 +161,12 @@ class CoordinatorService:
         dealers = dict(self._dealers)
         held = [batch for queue, dealer in dealers.items() for batch in _name(queue, dealer, peer)]
         told = self._tell_servers(lambda server: server.lose(peer, why, held), matters=bool(why))
-        kept = told[0]["kept"] if told else []
+        kept = told[KEEPER]["kept"] if KEEPER in told else []
         self.meetings.lose(peer)
         dealt = sum(len(dealer.lose(peer, _of(kept, queue, dealer))) for queue, dealer in dealers.items())
         if why:
             batches = f"; {dealt} of its batches {'is' if dealt == 1 else 'are'} dealt to others" if dealt else ""
-            rounds = [each["round"] for each in told if each["round"] is not None]
+            rounds = [each["round"] for each in told.values() if each["round"] is not None]
             ends = f"; round {max(rounds)} ends without it" if rounds else ""
             self.say(f"hocket: rank {peer} {why}{ends}{batches}")
 
@@ -195,17 +197,17 @@ class CoordinatorService:
                 wait.sleep(missing)
             return [said for _, said in sorted(self._roster.items())]
 
-    def _tell_servers(self, tell: Callable[[ServerTold], Callable[[], Any]], *, matters: bool = True) -> list[Any]:
-        """What each server answers; one that is gone ends the job, which the launcher notices.
+    def _tell_servers(self, tell: Callable[[ServerTold], Callable[[], Any]], *, matters: bool = True) -> dict[int, Any]:
+        """What each server answers, by its number; one that is gone ends the job, which the launcher notices.
 
         Args:
             tell: Tells a server.
             matters: Whether a server that is not told is said; at the end of a job, servers end, too.
         """
-        told = []
-        for answer in [tell(server) for _, server in sorted(self.servers.items())]:
+        told = {}
+        for number, answer in {number: tell(server) for number, server in sorted(self.servers.items())}.items():
             try:
-                told.append(answer())
+                told[number] = answer()
             except HocketError as error:
                 if matters:
                     self.say(f"hocket: a server was not told of a change among the workers: {error}")
@@ -272,7 +274,7 @@ class CoordinatorService:
 
     def _queue(self, rank: int, head: dict[str, Any], _: Body, __: Note) -> Answer:
         dealer, queue = self._hear(rank, head), int(head["queue"])
-        applied = self.servers[0].applied(_name(queue, dealer)) if self.servers else []
+        applied = self.servers[KEEPER].applied(_name(queue, dealer)) if self.servers else []
         return Answer({"state": dealer.state(_of(applied, queue, dealer))})
 
     def _restore(self, _: int, head: dict[str, Any], __: Body, ___: Note) -> Answer:

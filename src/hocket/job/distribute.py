@@ -20,7 +20,7 @@ from hocket.capture.collector import Collector
 from hocket.capture.members import Members
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, StrategyError, UsageError
-from hocket.events import Facts
+from hocket.events import Facts, Survival
 from hocket.job import devices, randomness, rendezvous
 from hocket.job.batchnorm import SyncBatchNorm
 from hocket.job.guard import refuse_inside
@@ -116,8 +116,9 @@ def _train_together(
     step, former = training.counts.step, _make_room(worker, model, optimizers) if model in training.models else []
     if not training.models:
         randomness.diversify(worker.communicator)
-        facts = _describe(worker.communicator, spec, model, config.servers)
+        facts = _describe(worker.communicator, spec, model)
         worker.sink.put(Facts({**facts, "optimizer": ", ".join(type(each).__name__ for each in optimizers)}))
+        worker.sink.put(Survival(spec.resolve(config.size, config.servers).survives_loss))
     if model not in training.models:
         training.models.append(model)
     copy_plainly(model, optimizers)
@@ -288,7 +289,7 @@ def _alone(
     return build(Context(model, optimizer, members, communicator, on_nan="ignore"), Mirrored())
 
 
-def _describe(communicator: Communicator, spec: Spec, model: nn.Module, servers: int) -> dict[str, Any]:
+def _describe(communicator: Communicator, spec: Spec, model: nn.Module) -> dict[str, Any]:
     return {
         "strategy": specs.write(spec),
         "model": type(model).__name__,
@@ -296,7 +297,6 @@ def _describe(communicator: Communicator, spec: Spec, model: nn.Module, servers:
         "device": next((p.device.type for p in model.parameters()), "cpu"),
         "threads": torch.get_num_threads(),
         "communication": spec.way or communicator.way,
-        "survives loss": spec.resolve(communicator.size, servers).survives_loss,
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from hocket.events import Facts, Replicas, Stage
+from hocket.events import Replicas, Stage, Survival
 from hocket.launch import report
 from hocket.launch.crew import Chunk, Crew, CrewMember, Loss
 from hocket.launch.environment import Job, members
@@ -230,9 +230,9 @@ class _Supervisor:
                 member.has_joined = member.has_joined or record.stage == "joined"
             elif isinstance(record, Replicas):
                 member.replicas = record.values
+            elif isinstance(record, Survival):
+                self._survival.is_told |= record.survives and member.is_worker
             else:
-                if isinstance(record, Facts) and member.is_worker and record.values.get("survives loss") is True:
-                    self._survival.is_told = True
                 self._listener.take(member, record)
 
 

@@ -50,8 +50,7 @@ class LocalSGD(Spec):
 
     @property
     def implementation(self) -> str:
-        timed, counted = "timed:TimedLocalSGD", "local_sgd:LocalSGDTraining"
-        return f"hocket.strategies.{counted if self.time is None else timed}"
+        return f"hocket.strategies.local_sgd:{'LocalSGDTraining' if self.time is None else 'TimedLocalSGD'}"
 
     @property
     def is_uneven(self) -> bool:
