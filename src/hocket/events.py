@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_args
 
 
 @dataclass(frozen=True)
@@ -253,10 +253,12 @@ class Replicas:
         return ", ".join(said) + more
 
 
-Record = Progress | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening | Stage | Survival | Spans | Replicas
+Record = (
+    Progress | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening | Stage | Survival | Spans | Replicas
+)
 _KINDS: dict[str, type[Record]] = {
     kind.kind: kind
-    for kind in (Progress, Metrics, Traffic, Sent, Gradients, ServerReport, Facts, Happening, Stage, Survival, Spans, Replicas)
+    for kind in get_args(Record)
 }
 _PIPE = 1 << 19  # bytes of the pipe to the launcher
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe

@@ -10,7 +10,6 @@ import pytest
 from hocket import specs
 from hocket.errors import StrategyError
 from hocket.specs import registry
-from hocket.strategies.base import Strategy
 
 TOY = """
 from dataclasses import dataclass
@@ -105,4 +104,4 @@ def test_two_distributions_cannot_have_the_same_name(outside: Path) -> None:
 def test_every_spec_leads_to_its_implementation(text: str) -> None:
     for workers, servers in ((2, 0), (2, 1)):
         module, _, name = specs.parse(text).resolve(workers, servers).implementation.partition(":")
-        assert issubclass(getattr(importlib.import_module(module), name), Strategy)
+        assert callable(getattr(importlib.import_module(module), name))
