@@ -254,8 +254,9 @@ class Replicas:
 
 
 Record = (
-    Progress | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening | Stage | Survival | Spans | Replicas
-)
+    Progress | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening
+    | Stage | Survival | Spans | Replicas
+)  # fmt: skip
 _KINDS: dict[str, type[Record]] = {
     kind.kind: kind
     for kind in get_args(Record)
