@@ -96,10 +96,10 @@ class Gradients:
     """How large a worker's own gradients and the averages over all workers were, in steps that were looked at.
 
     Attributes:
-        number: Of the model (and optimizer), the same on all ranks.
-        workers: Over how many an average is.
+        number: The number of the model (and optimizer), the same on all ranks.
+        workers: How many workers an average is over.
         parameters: How many numbers a gradient has.
-        steps: Since the worker started.
+        steps: Steps since the worker started.
         knows_samples: Whether shares are in samples, or in batches of a worker.
         length: Steps of a block.
         blocks: By the number of the block, as a text, sums over its looks: how many, a worker's share of the step,
@@ -128,7 +128,8 @@ class ServerReport:
         seconds: How long it has been at work.
         busy: Seconds of these in which it updated parameters or moved them.
         updates: How often it has updated parameters.
-        received: Bytes; ``sent`` likewise, through shared memory or a network.
+        received: Bytes that came in, through shared memory or a network.
+        sent: Bytes that went out, through shared memory or a network.
         refused: Connections and messages that it has refused, by reason.
         workers: What each worker did, by rank as a text: ``pushes``, ``staleness`` (how often it was which, as texts),
             ``seconds`` between its first and last push, ``waited`` (for others), ``late`` (pushes refused because of

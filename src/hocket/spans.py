@@ -126,7 +126,8 @@ def add(kind: str, name: str, begin: float, end: float, *, track: str = SCRIPT, 
     Args:
         kind: What it is, one of the words above.
         name: What a reader is told; few different ones.
-        begin: By ``time.perf_counter()``; ``end`` likewise.
+        begin: When it began, by ``time.perf_counter()``.
+        end: When it ended, by ``time.perf_counter()``.
         track: Where it is shown. Spans of one track are one after the other, or inside of each other.
         number: What tells it from others of its name, as the number of a batch; the same for meetings of several.
     """

@@ -159,17 +159,17 @@ def test_hosts_that_have_the_same_checkpoint_read_it_and_others_get_it(pool: Poo
     assert pool.run(4, place, str(tmp_path), save, True, "one", hosts=hosts) == [
         (True, ""), (True, ""), (False, ""), (False, ""),
     ]  # fmt: skip
-    assert ways("one") == {"Sent"}
+    assert ways("one") == {"SentCheckpoint"}
     shutil.copytree(tmp_path / "host0/saved", tmp_path / "host1/saved")
-    assert ways("one") == {"Sent"}, "one host still has none"
+    assert ways("one") == {"SentCheckpoint"}, "one host still has none"
     shutil.copytree(tmp_path / "host0/saved", tmp_path / "host2/saved")
     assert ways("one") == {"Files"}, "a copy is as good as a shared folder"
     part = tmp_path / "host2/saved/000001-step-0/part-1.safetensors"
     part.write_bytes(part.read_bytes()[:-1] + b"x")
-    assert ways("one") == {"Sent"}, "one is damaged"
+    assert ways("one") == {"SentCheckpoint"}, "one is damaged"
     shutil.rmtree(tmp_path / "host0/saved")
     pool.run(4, place, str(tmp_path), save, True, "two", hosts=hosts)
-    assert ways("two") == {"Sent"}, "the others have one of the same name"
+    assert ways("two") == {"SentCheckpoint"}, "the others have one of the same name"
 
 
 def test_what_is_wrong_is_raised_on_all_ranks_with_the_name_of_the_host(pool: Pool, tmp_path: Path) -> None:

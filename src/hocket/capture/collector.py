@@ -21,7 +21,7 @@ from hocket.comm.exchange import Exchange
 from hocket.comm.layout import Layout
 from hocket.errors import StrategyError
 
-_NONFINITE = 1 << 62  # flag of a payload; below it the parameter's number, and below that what is missing
+_NONFINITE = 1 << 62  # flag of a payload; the lower bits hold the parameter's number and what is missing
 _NUMBER = 32
 
 
@@ -54,24 +54,24 @@ class Collector:
         self.names, self.parameters = list(names), list(parameters)
         self.held = 0  # depth of accumulate() contexts
         self.passes = 0  # backward passes since the last exchange that were held back
-        self.mean = False  # whether those are averaged
-        self.rests = False  # another one is at work on the same parameters
+        self.mean = False  # whether passes that were held back are averaged
+        self.rests = False  # another collector is at work on the same parameters
         self.meanwhile: Callable[[], None] | None = None  # called while gradients arrive, and a pass goes on
         self.on_forward: Callable[[object], None] | None = None  # a forward pass begins, with these inputs
         self.on_step: Callable[[], None] | None = None  # optimizer.step() has done its work, or has left it out
         self._on_end = on_end
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
-        self.weight = 1.0  # of what the next backward passes contribute
-        self.told = 1.0  # the same, as the loader has told it
+        self.weight = 1.0  # by which the gradients of the next backward passes are multiplied
+        self.told = 1.0  # the weight as the loader has told it
         self.adds = 0  # the workers whose losses are sums; 0 if they are means
         self.beside: Sequence[nn.Parameter] = ()  # parameters that are weighed, and whose gradients are not collected
-        self.samples = 0  # of all ranks, in the batch at work; 0 if that is not known
-        self.taken = 0  # optimizer steps on these parameters; a rank that leaves one out is found by it
+        self.samples = 0  # samples of all ranks in the batch at work; 0 if unknown
+        self.taken = 0  # optimizer steps on these parameters, to find a rank that leaves one out
         self.collected = 1  # backward passes that the last exchange is made of
         self.on_complete: Callable[[int, torch.Tensor], None] | None = None  # a bucket, before it is sent off
         self._task: int | None = None  # autograd's number of the backward pass whose end will call ``end``
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []  # of the hooks
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []  # to remove the hooks
         self._hooked = bytearray(len(self.parameters))
         self._weights: list[torch.utils.hooks.RemovableHandle] = []
         self._backward_code = torch.autograd.backward.__code__
@@ -91,8 +91,8 @@ class Collector:
         """Collect into these slots from now on.
 
         Args:
-            layout: How they are laid out.
-            slots: Those of an exchange, or others.
+            layout: How the slots are laid out.
+            slots: One flat tensor per bucket, in an exchange or in memory of this worker.
             early: Whether buckets may be sent off before a pass is over; None if the first pass is to show that.
         """
         exchange = self._exchange = slots if isinstance(slots, Exchange) else None
@@ -171,7 +171,7 @@ class Collector:
 
     @property
     def has_news(self) -> bool:
-        """Whether parameters were unfrozen since then."""
+        """Whether parameters were unfrozen since the exchange last heard which are trained."""
         return self._known != self.trained
 
     @property
@@ -311,8 +311,8 @@ def read_payloads(payloads: Sequence[int]) -> tuple[dict[int, int], bool]:
     return nonfinite, len({p & (1 << _NUMBER) - 1 for p in payloads}) == 1
 
 
-_armed: dict[int, list[Collector]] = {}  # those that wait for the end of a backward pass
-_begun: dict[int, float] = {}  # when its first gradient was seen
+_armed: dict[int, list[Collector]] = {}  # collectors that wait for the end of each backward pass
+_begun: dict[int, float] = {}  # when the first gradient of each backward pass was seen
 _numbers = itertools.count()
 
 

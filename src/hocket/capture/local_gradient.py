@@ -1,6 +1,6 @@
 """What ``p.grad`` is in ``central(fused=True)``: this worker's part of a gradient that is never averaged as such.
 
-Reading it would give a wrong number, so it refuses to be read.
+Reading ``p.grad`` would give a wrong number, so it refuses to be read.
 """
 
 from __future__ import annotations

@@ -20,18 +20,18 @@ _SUPPORTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Members:
     """Each parameter once (tied ones too), by optimizer group and type.
 
-    Inside of these, small ones come before large ones, or those first that get their gradients first, most likely.
+    Inside a group, small parameters come before large ones, or those first that most likely get gradients first.
 
     Attributes:
-        names: The model's names for them; ``optimizer[i]`` for the ``i``-th one that only the optimizer knows.
-        groups: The number of the optimizer group that each is in, or -1.
+        names: The model's names for its parameters; ``optimizer[i]`` for the ``i``-th that only the optimizer knows.
+        groups: The number of each parameter's group in the optimizer, or -1.
         foreign: Whether the optimizer also trains parameters that are ``elsewhere``.
 
     Args:
-        model: Of which they are parameters.
-        optimizer: That trains them.
+        model: The model that has the parameters.
+        optimizer: The optimizer that trains them.
         elsewhere: The ids of parameters that another strategy takes care of, or will.
-        by_readiness: Whether those come first that get their gradients first.
+        by_readiness: Whether parameters that get their gradients first come first.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Members:
         self._home_names = [homes[id(p)][1] for p in self._housed]
 
     def without(self, left_out: Iterable[nn.Parameter]) -> Members:
-        """The same, but for some parameters."""
+        """These members without some of the parameters."""
         ids = {id(parameter) for parameter in left_out}
         if not ids:
             return self

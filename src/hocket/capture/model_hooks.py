@@ -1,4 +1,4 @@
-"""The hooks on a model: its forward pass tells a collector when a backward pass begins; loading tells who cares."""
+"""The hooks on a model: its forward pass tells a collector when a backward pass begins; loading tells a strategy."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ from hocket import spans
 from hocket.capture.collector import Collector
 from hocket.events import Gradients
 
-_SHARE = 0.004  # of the time of training that looks may take
+_SHARE = 0.004  # the share of training time that looks may take
 _FIRST, _PROBES = 4, 3  # the step with the first look; looks after which their cost is known (the first is slow)
 _SPIKE = 3  # times its usual cost that a look can be charged: what is more was done by others
-_MOST_STEPS = 1 << 12  # between two looks
+_MOST_STEPS = 1 << 12  # most steps between two looks
 _LEAST_ON_GPU = 16  # steps between two looks where their cost cannot be seen by the clock
 _CHUNK = 1 << 16  # elements whose squares are added up in their own precision
 _LENGTH, _MOST_BLOCKS = 4, 32  # steps of a block at first, and how many there are
@@ -32,7 +32,7 @@ Square = float | torch.Tensor
 
 
 class Sums(NamedTuple):
-    """Of the looks in one block of steps. ``share`` is one worker's part of a step, in samples (or batches)."""
+    """Sums over the looks in one block of steps; ``share`` is one worker's part of a step, in samples (or batches)."""
 
     looks: float
     share: float
@@ -47,7 +47,7 @@ class Blocks:
 
     Attributes:
         length: Steps of a block.
-        sums: By the number of the block.
+        sums: The sums of each block, by its number.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Blocks:
 
 
 class Made(NamedTuple):
-    """What gradients were made of that are looked at when the collector is at another batch."""
+    """What gradients were made of, for a look at a time when the collector is at another batch."""
 
     weight: float
     samples: int
@@ -77,14 +77,14 @@ class Made(NamedTuple):
 
 
 class Gauge:
-    """Looks at the gradients of one strategy, on one of ``workers``.
+    """Looks at the gradients of one strategy, on one of ``workers`` workers.
 
     Attributes:
         is_due: Whether there is a look in this step.
-        steps: How many there have been.
-        looks: In how many of them there was one that counts.
-        seconds: What looks have taken.
-        blocks: What they have seen.
+        steps: How many steps there have been.
+        looks: In how many steps there was a look that counts.
+        seconds: How long all looks have taken.
+        blocks: What the looks have seen.
         knows_samples: Whether all steps were made of batches of a loader whose samples are known.
     """
 
@@ -111,14 +111,14 @@ class Gauge:
             self._cost += time.perf_counter() - begin
 
     def see_rest(self, slots: Sequence[torch.Tensor]) -> None:
-        """This worker's gradients are complete."""
+        """All gradients of this worker are complete: look at the buckets that ``see`` has not seen."""
         if self.is_due:
             for bucket, slot in enumerate(slots):
                 if bucket not in self._seen:
                     self.see(bucket, slot)
 
     def end_step(self, results: Sequence[torch.Tensor], collector: Collector | Made) -> None:
-        """The averages are there."""
+        """The averages of this step are there: look at them, if a look is due."""
         if self.is_due:
             begin = time.perf_counter()
             own, average = _total(self._seen.values()), _total(map(_square, results))
@@ -127,7 +127,7 @@ class Gauge:
         self._count()
 
     def end_sliced_step(self, parts: Iterable[torch.Tensor], results: Iterable[torch.Tensor], it: Collector) -> None:
-        """The same where a worker sees one slice only, but that of all workers: ``parts``, and their averages.
+        """Like ``end_step``, where a worker sees one slice of all workers' gradients: ``parts``, and their averages.
 
         Means over ranks are then those of whole gradients.
         """
@@ -180,7 +180,7 @@ class Gauge:
         self._cost = 0.0
         self._paces.append((now - self._last[1]) / (step - self._last[0]))
         self._last = (step, now)
-        cost, budget = median(self._costs), _SHARE * max(min(self._paces), 1e-9)  # of a look; for looks in a step
+        cost, budget = median(self._costs), _SHARE * max(min(self._paces), 1e-9)  # seconds per look; per step
         if len(self._costs) < _PROBES:
             self._next = 2 * step
             return
@@ -188,7 +188,7 @@ class Gauge:
         apart = self._least
         while apart < min(cost / budget, _MOST_STEPS):
             apart *= 2
-        paid = min((self._charged + cost) / budget, step + _MOST_STEPS)  # the step at which another one is
+        paid = min((self._charged + cost) / budget, step + _MOST_STEPS)  # the step by which another look is paid for
         self._next = apart * max(step // apart + 1, math.ceil(paid / apart))
 
     def _count(self) -> None:

@@ -10,10 +10,10 @@ from torch import nn
 
 
 class OwnGradients:
-    """Stands for slots where nothing is sent; sparse gradients are as good as others.
+    """Takes the place of slots where no gradients are sent; gradients may be sparse.
 
     Attributes:
-        views: None: gradients have no other place.
+        views: Always None: gradients are in no slots.
         missing: One byte per parameter without a gradient, of the last pass.
         nonfinite: A parameter whose gradient is not finite, of this pass.
     """
@@ -28,7 +28,7 @@ class OwnGradients:
         self.nonfinite: int | None = None
 
     def set_trained(self, trained: bytes) -> None:
-        """Whichever get gradients."""
+        """Nothing to do: any parameter may get a gradient."""
 
     def copy(self, index: int, scale: float) -> None:
         """The gradient stays where it is."""
@@ -37,7 +37,7 @@ class OwnGradients:
         """The gradients of a bucket stay where they are."""
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Begin a new pass, with nothing looked at."""
         self.nonfinite = None
 
     def finish_all(self, scale: float) -> None:

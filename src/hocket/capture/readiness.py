@@ -12,10 +12,10 @@ class Readiness:
     """Counts the gradients of each bucket.
 
     Attributes:
-        order: In which the gradients of the first pass arrived.
+        order: The order in which the gradients of the first pass arrived.
         is_early: Whether buckets may be sent off before the pass is over.
-        has_sent: Whether one has been, in this pass.
-        is_held: Whether the rest of this pass is sent when it is over.
+        has_sent: Whether a bucket was sent off early in this pass.
+        is_held: Whether the rest of this pass is sent only when the pass is over.
     """
 
     def __init__(self, bucket_of: list[int], trained: list[list[int]], *, early: bool | None) -> None:
@@ -29,7 +29,7 @@ class Readiness:
         self.begin()
 
     def set_trained(self, trained: list[list[int]]) -> None:
-        """The parameters of each bucket that may get gradients, from the next pass on; this one is held back."""
+        """Set which parameters of each bucket may get gradients from the next pass on; this pass is held back."""
         self._full = [len(inside) for inside in trained]
         self.is_held = True
 
@@ -40,11 +40,11 @@ class Readiness:
         self.has_sent = self.is_held = False
 
     def arrive(self, index: int, *, nested: bool) -> int | None:
-        """A gradient is there; the bucket that it completes, if that may be sent off.
+        """Take note of a gradient; returns the bucket that it completes, if that may be sent off.
 
         Args:
-            index: Of the parameter.
-            nested: Whether it came in a backward pass inside of the backward pass, and may come again.
+            index: The index of the parameter.
+            nested: Whether the gradient came in a backward pass inside of the backward pass, and may come again.
         """
         if self._learning:
             self._repeats |= nested or bool(self._seen[index])

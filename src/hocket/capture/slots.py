@@ -27,8 +27,8 @@ class Slots:
         nonfinite: A parameter whose gradient is not finite here, of this pass.
 
     Args:
-        names: Of the parameters.
-        parameters: Whose gradients are collected.
+        names: The names of the parameters.
+        parameters: The parameters whose gradients are collected.
         layout: Where each gradient lies.
         slots: One flat tensor per bucket.
         claim: Waits until the slots may be written; called before the first write of each pass.
@@ -161,7 +161,7 @@ Total = float | torch.Tensor
 def _total(tensor: torch.Tensor) -> Total:
     """A number that is not finite if any element is not; by far the cheapest look at all of them.
 
-    Of what is on a GPU it stays there, so that nobody waits.
+    The total of a tensor on a GPU stays there, so that nobody waits.
     """
     total = tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None)
     return total if tensor.is_cuda else float(total)

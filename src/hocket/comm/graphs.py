@@ -22,7 +22,7 @@ class Graph:
     Attributes:
         topology: ``ring``, ``torus``, ``exponential``, ``complete`` or ``pairs``; a torus of a number of members that
             is no product of two is a ring.
-        seed: Of the pairs that are drawn anew in every round.
+        seed: The seed of the pairs that are drawn anew in every round.
     """
 
     topology: str = "ring"

@@ -45,7 +45,7 @@ def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str
 def average_into(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """The mean again, as training needs it: a running mean by ``lerp``, whose division costs no pass of its own.
 
-    Of two infinities it makes a NaN, which is as bad in a gradient.
+    The mean of two infinities is a NaN, which is as bad in a gradient.
     """
     if len(parts) > 2 and out.dtype in NARROW:
         reduce_into(out, parts, "mean")

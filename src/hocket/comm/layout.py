@@ -45,10 +45,10 @@ class Limits:
     """How many bytes a bucket may have.
 
     Attributes:
-        first: Of the first one.
-        most: Of the others.
-        last: From where on, counted from the end, there are new ones: what comes last cannot be hidden.
-        least: Less than this does not go by itself, even if what joins it is too much.
+        first: The most bytes of the first bucket.
+        most: The most bytes of the other buckets.
+        last: Bytes at the end that get buckets of their own: the exchange of what comes last cannot be hidden.
+        least: The fewest bytes of a bucket; a smaller one takes the next tensor too, even if it gets too large.
     """
 
     first: int

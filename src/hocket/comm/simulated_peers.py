@@ -18,9 +18,9 @@ class SimulatedNetwork:
     """What connects the simulated workers of a job.
 
     Attributes:
-        simulation: By whose clock messages arrive.
-        speed: Of the way from any worker to any other.
-        workers: Those who are there, by rank.
+        simulation: The simulation by whose clock messages arrive.
+        speed: The speed of the link between any two workers.
+        workers: The workers that have joined, by rank.
     """
 
     simulation: Simulation

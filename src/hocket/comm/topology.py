@@ -11,9 +11,9 @@ class Topology:
     """The hosts of a job, as one of its ranks sees them.
 
     Attributes:
-        rank: Of this worker.
+        rank: The rank of this worker.
         hosts: The ranks on each host.
-        names: Of the hosts.
+        names: The names of the hosts.
     """
 
     rank: int

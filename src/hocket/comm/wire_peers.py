@@ -35,8 +35,8 @@ class WirePeers(Peers):
     """Real workers, over sockets.
 
     Args:
-        config: Of this worker.
-        secret: The job's.
+        config: The configuration of this worker.
+        secret: The secret of the job.
     """
 
     def __init__(self, config: Config, secret: bytes) -> None:

@@ -1,1 +1,1 @@
-"""Who is in the job: one ledger of the living, meetings, batches dealt out. No torch here."""
+"""The coordinator of a job: knows who is alive, holds meetings, and deals out batches; without torch."""

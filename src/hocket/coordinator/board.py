@@ -26,16 +26,16 @@ class Board:
         self._nbytes = 0
 
     def set(self, key: str, value: bytes) -> None:
-        """Let ``key`` have that value."""
+        """Give ``key`` a value."""
         with self._condition:
             self._put(key, value)
 
     def get(self, key: str, seconds: float) -> bytes | None:
-        """The value of ``key``; waits so long for it."""
+        """The value of ``key``; waits for it until the timeout."""
         return self._values.get(key) if self.wait([key], seconds) else None
 
     def wait(self, keys: Sequence[str], seconds: float) -> bool:
-        """Whether all ``keys`` have a value; waits so long for them."""
+        """Whether all ``keys`` have a value; waits for them until the timeout."""
         deadline = self._clock() + seconds
         with self._condition:
             while not all(key in self._values for key in keys):
@@ -46,14 +46,14 @@ class Board:
             return True
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is 0 at first; the sum."""
+        """Add to the number at ``key``, which is 0 at first; returns the sum."""
         with self._condition:
             total = int(self._values.get(key, b"0")) + amount
             self._put(key, str(total).encode())
             return total
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Let ``key`` have the value ``desired`` if it has ``expected``, or has none and that is empty; its value."""
+        """Replace the value ``expected`` (empty for none) of ``key`` by ``desired``; returns the value it has then."""
         with self._condition:
             if self._values.get(key, b"") == expected:
                 self._put(key, desired)

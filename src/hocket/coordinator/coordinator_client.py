@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from hocket.coordinator.deal import Deal
 
 SOCKET = "coordinator"
-"""Ends the name of the coordinator's socket on its host."""
+"""The last part of the name of the coordinator's socket on its host."""
 
 
 class Coordinator:
-    """A worker's end.
+    """A worker's connection to the coordinator.
 
     Args:
-        rank: The worker.
-        workers: How many the job has.
+        rank: The rank of the worker.
+        workers: How many workers the job has.
         link: The connection.
         clock: Tells the time.
 
     Attributes:
         waited: Seconds that this worker has waited in meetings so far.
-        deals: Of the loaders whose batches are dealt out, in the order in which they were made.
+        deals: The deals of the loaders whose batches are dealt out, in the order in which the loaders were made.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Coordinator:
                 self.deals[queue].refuse([number])
 
     def is_first(self) -> bool:
-        """Whether this is rank 0, or the lowest of those that are left."""
+        """Whether this is rank 0, or the lowest rank that is left."""
         return self.rank == 0 or self.rank == min(self.live())
 
     def share(self, nbytes: int) -> Area:
-        """Memory that all workers map, who ask for it in the same order; all zero at first.
+        """Memory that all workers of one host map, all zero at first; they must ask for areas in the same order.
 
-        Whoever dies leaves it to the others. Only on one host.
+        The memory stays when one of the workers dies.
         """
         self.link.request(Ask.SHARE, {"number": self._areas, "nbytes": nbytes})
         self._areas += 1
@@ -95,7 +95,7 @@ def open_board(config: Config, secret: bytes) -> Callable[[str, dict[str, Any], 
     """Ask the coordinator's board (see ``Board``), over a connection beside the worker's own; any thread may.
 
     Returns:
-        Takes an operation, what it is about, and a value; gives the answer, and a value.
+        A function that takes an operation, its arguments and a value, and gives the answer and a value.
     """
     link, _ = connect(config, secret, BOARD + config.rank)
 
@@ -111,8 +111,8 @@ def connect(
     """Join the job at its coordinator; blocks until the coordinator has let this process in, or the timeout.
 
     Args:
-        config: Of this process.
-        secret: The job's.
+        config: The configuration of this process.
+        secret: The secret of the job.
         name: The number of this process in proofs.
         said: What this process says of itself.
 

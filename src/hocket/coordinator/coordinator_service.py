@@ -27,7 +27,7 @@ Batch = Sequence[int]
 
 KEEPER = 0  # the server that is told with each push for which batches the push is
 
-_PART = struct.Struct("!IQ")  # of what a meeting has brought together: rank, bytes
+_PART = struct.Struct("!IQ")  # rank and number of bytes of each part of a meeting's result
 
 
 class Ask(IntEnum):
@@ -57,12 +57,12 @@ class Tell(IntEnum):
 class ServerTold(Protocol):
     """A parameter server, as the coordinator sees it.
 
-    What all servers are told, none waits for: one may answer only when another has heard it. So these methods return
-    at once, and what they return is called for the answer.
+    A server may answer only when another server has been told, so each method returns at once, and what it returns
+    is called to get the answer.
     """
 
     def lose(self, rank: int, why: str, held: Sequence[Batch]) -> Callable[[], dict[str, Any]]:
-        """Tell the server of a loss; the ``round`` that ends without the worker, and what of ``held`` is ``kept``."""
+        """Tell the server of a loss; its answer has the ``round`` that ends without the worker, and ``kept`` batches."""
         ...
 
     def welcome(self, rank: int) -> Callable[[], Any]:
@@ -70,16 +70,16 @@ class ServerTold(Protocol):
         ...
 
     def applied(self, held: Sequence[Batch]) -> Sequence[Batch]:
-        """Those of ``held`` that are in the server's parameters."""
+        """Which batches of ``held`` are in the server's parameters."""
         ...
 
 
 class CoordinatorService:
-    """One job's coordinator.
+    """The coordinator of one job.
 
     Args:
-        workers: How many the job has.
-        servers: How many parameter servers it has.
+        workers: How many workers the job has.
+        servers: How many parameter servers the job has.
         timeout: Seconds that a worker may wait for others.
         reach: Makes the connection to a server from what that server has said of itself.
         make_condition: Makes the locks; a simulation has its own.
@@ -180,7 +180,7 @@ class CoordinatorService:
             area.close_descriptor()
 
     def _tell_user(self, line: str) -> None:
-        self.say(line)  # which may be another one later
+        self.say(line)  # looked up on each call: ``say`` may be replaced later
 
     def _welcome_server(self, number: int, said: dict[str, Any]) -> None:
         if not 0 <= number < self._expected:
@@ -198,11 +198,11 @@ class CoordinatorService:
             return [said for _, said in sorted(self._roster.items())]
 
     def _tell_servers(self, tell: Callable[[ServerTold], Callable[[], Any]], *, matters: bool = True) -> dict[int, Any]:
-        """What each server answers, by its number; one that is gone ends the job, which the launcher notices.
+        """What each server answers, by its number; if a server is gone, the launcher notices and ends the job.
 
         Args:
             tell: Tells a server.
-            matters: Whether a server that is not told is said; at the end of a job, servers end, too.
+            matters: Whether to print that a server could not be told; at the end of a job, servers end, too.
         """
         told = {}
         for number, answer in {number: tell(server) for number, server in sorted(self.servers.items())}.items():
@@ -303,7 +303,7 @@ class CoordinatorService:
         raise ValueError(f"the board has no operation {operation!r}")
 
     def _share(self, _: int, head: dict[str, Any], __: Body, ___: Note) -> Answer:
-        """Memory that all workers of this host have in common: the first who asks has it made."""
+        """Memory that all workers of this host have in common: made when the first worker asks for it."""
         number, nbytes = int(head["number"]), int(head["nbytes"])
         with self._lock:
             if number not in self._areas:
@@ -318,12 +318,12 @@ class CoordinatorService:
 
 
 def _name(queue: int, dealer: Dealer, rank: int | None = None) -> list[list[int]]:
-    """The batches of a queue that a worker, or anybody, holds."""
+    """The batches of a queue that one worker holds; of all workers, if ``rank`` is None."""
     return [[queue, dealer.epoch, number] for number in dealer.held(rank)]
 
 
 def _of(batches: Sequence[Batch], queue: int, dealer: Dealer) -> list[int]:
-    """The numbers of those batches that are of one queue, and of its epoch."""
+    """The numbers of the batches that belong to one queue and its epoch."""
     return [number for of_queue, epoch, number in batches if of_queue == queue and epoch == dealer.epoch]
 
 

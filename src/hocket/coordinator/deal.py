@@ -16,13 +16,13 @@ class Deal:
     """The batches of one loader; all workers make their deals in the same order.
 
     Args:
-        coordinator: Deals out.
+        coordinator: The connection to the coordinator, which deals out the batches.
 
     Attributes:
-        leases: Whether several batches are taken at once, if they are done in a moment. What a worker has done of
-            them, the queue hears with the next question.
-        in_step: Whether all workers take as many batches, each its own, as long as none is lost.
-        before_state: Called before the queue is asked for its state: may say what is done.
+        leases: Whether several batches are taken at once, if they are short. The queue hears with the next question
+            which of them are done.
+        in_step: Whether all workers take equally many batches, each its own, as long as no worker is lost.
+        before_state: Called before the queue is asked for its state; may tell which batches are done.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -35,17 +35,17 @@ class Deal:
         self._refused: list[int] = []
         self._end: int | None = None
         self._last: tuple[int, int | None] = 0, None
-        self._taken: list[int] = []  # already, of the epoch that was asked for last
-        self._paces: dict[int, tuple[int, float]] = {}  # for each number, what was known when it was dealt
-        self._asked, self._got = 0.0, 0  # when, and how many it were
-        self._overdue = 0.0  # when those are to be done
+        self._taken: list[int] = []  # batches at hand, of the epoch that was asked for last
+        self._paces: dict[int, tuple[int, float]] = {}  # the pace of each batch, as known when it was dealt
+        self._asked, self._got = 0.0, 0  # when batches were last asked for, and how many came
+        self._overdue = 0.0  # when the batches of the lease should be done
 
     def take(self, epoch: int, total: int | None) -> int | None:
         """The next batch of an epoch for this worker, or None when there is none to be had now.
 
         Args:
-            epoch: Of the loader.
-            total: How many batches it has, if that is known.
+            epoch: The number of the loader's pass.
+            total: How many batches the epoch has, if that is known.
         """
         if epoch != self._last[0]:
             self._taken, self._got, self._paces = [], 0, {}
@@ -62,14 +62,14 @@ class Deal:
     def wait(self) -> bool:
         """Whether there is a batch after all; blocks while others hold batches that may come back.
 
-        Whoever calls it has done all that it took.
+        A worker calls this when it has done all batches that it took.
         """
         found, _ = self._ask(*self._last, wait=True)
         self._taken = [found] if isinstance(found, int) else []
         return bool(self._taken)
 
     def pace(self, number: int) -> tuple[int, float] | None:
-        """Batches that this worker has had with this one, and all on the average; None where that is not counted."""
+        """Batches of this worker so far, and the average over all workers; None where that is not counted."""
         return self._paces.pop(number, None)
 
     @property
@@ -78,22 +78,22 @@ class Deal:
         return self._last[0]
 
     def refuse(self, numbers: Sequence[int]) -> None:
-        """The servers came to know of batches too late: they do not count; told with the next question."""
+        """Tell, with the next question, that batches do not count: they came too late to the servers."""
         self._refused += numbers
 
     def finish(self, numbers: Sequence[int]) -> None:
-        """Batches are done; told with the next question."""
+        """Tell, with the next question, that batches are done."""
         self._finished += numbers
 
     def end(self, total: int) -> None:
-        """There are only so many batches; told with the next question."""
+        """Tell the coordinator, with the next question, that the epoch has only ``total`` batches."""
         self._end = total
 
     def give_back(self, numbers: Sequence[int], *, leaves: bool = True) -> None:
-        """Batches that this worker took and will not use are for others.
+        """Give batches that this worker took and will not use to others.
 
         Args:
-            numbers: Of them; those that it has not even asked for come with them.
+            numbers: The numbers of these batches; batches dealt to this worker in advance go back with them.
             leaves: Whether the loop is over, or was left, so that others get all that would have been this worker's.
         """
         head = {"numbers": [*numbers, *self._taken], "left": self._last[0] if leaves else None, "spare": False}
@@ -107,7 +107,7 @@ class Deal:
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there; one worker does so, before any takes a batch."""
+        """Go on from what ``state`` gave; one worker does so, before any worker takes a batch."""
         self._request(Ask.RESTORE, {"state": state})
 
     def _ask(self, epoch: int, total: int | None, *, wait: bool) -> tuple[int | str, list[int]]:
@@ -130,13 +130,13 @@ class Deal:
         return answer["batch"], more
 
     def _spare(self) -> None:
-        """Batches take longer than those before them: what is left of the lease is for others, if they have none."""
+        """Batches take longer than expected: give the rest of the lease to others, if they have none."""
         if self._request(Ask.GIVE_BACK, {"numbers": self._taken, "left": None, "spare": True})["taken"]:
             self._got, self._taken = self._got - len(self._taken), []
         self._overdue = self._clock() + _LEASE
 
     def _request(self, kind: Ask, head: dict[str, Any]) -> dict[str, Any]:
-        """Ask, and tell which batches are done and which were refused."""
+        """Ask the coordinator, and tell it which batches are done and which were refused."""
         told = {"queue": self.number, "done": self._finished, "refused": self._refused}
         self._finished, self._refused = [], []
         return self._coordinator.link.request(kind, {**told, **head})[0]

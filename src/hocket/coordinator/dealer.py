@@ -1,4 +1,4 @@
-"""Deals out the batches of an epoch: who is ready takes the next, and what a lost worker held is dealt again.
+"""Deals out the batches of an epoch: a ready worker takes the next, and batches of a lost worker are dealt again.
 
 Where workers are in step, each has numbers of its own instead: rank r of P has r, r + P, r + 2P … Batches of workers
 that are lost, or have left the loop, go to workers that have done all of their own.
@@ -25,18 +25,18 @@ from hocket.transport.simulated import Condition
 class _Epoch:
     number: int = 0
     next: int = 0
-    total: int | None = None  # None: until somebody finds the end
-    held: dict[int, int] = field(default_factory=dict)  # batch, and the rank that has it
-    kept: set[int] = field(default_factory=set)  # what servers have of lost workers, applied or soon to be
-    again: list[int] = field(default_factory=list)  # to be dealt again
-    ranks: int = 0  # workers in step; 0 if they are not
-    ahead: dict[int, int] = field(default_factory=dict)  # the next number of a rank's own
-    got: Counter[int] = field(default_factory=Counter)  # how many numbers each has had
-    gone: set[int] = field(default_factory=set)  # who is lost, or has left the loop
-    helpers: set[int] = field(default_factory=set)  # who has done all of its own
+    total: int | None = None  # batches of the epoch; None until a worker finds the end
+    held: dict[int, int] = field(default_factory=dict)  # the rank that has each batch
+    kept: set[int] = field(default_factory=set)  # batches of lost workers that the servers have
+    again: list[int] = field(default_factory=list)  # batches to be dealt again
+    ranks: int = 0  # how many workers are in step; 0 if they are not in step
+    ahead: dict[int, int] = field(default_factory=dict)  # the next of each rank's own numbers
+    got: Counter[int] = field(default_factory=Counter)  # how many numbers each rank has had
+    gone: set[int] = field(default_factory=set)  # ranks that are lost, or have left the loop
+    helpers: set[int] = field(default_factory=set)  # ranks that have done all numbers of their own
 
     def own(self, rank: int) -> int:
-        """The next number of a rank's own, which there may not be any more."""
+        """The next of a rank's own numbers; it may be beyond the last batch."""
         return self.ahead.get(rank, rank)
 
     def has(self, number: int) -> bool:
@@ -49,7 +49,7 @@ class Dealer:
     Args:
         condition: Guards everything here.
         live: The ranks that are in the job now.
-        timeout: Seconds that one may wait for batches that others hold.
+        timeout: Seconds that a worker may wait for batches that others hold.
         clock: Tells the time.
     """
 
@@ -67,10 +67,10 @@ class Dealer:
         """The next batch of ``epoch`` for a worker.
 
         Args:
-            rank: Of the worker.
-            epoch: That it is in; the first to come begins it.
+            rank: The rank of the worker.
+            epoch: The epoch that the worker is in; the first worker to come begins it.
             total: How many batches the epoch has, if that is known.
-            wait: To block while others still hold batches that may come back: is told now and then who they are.
+            wait: Given to block while other workers hold batches that may come back; is told now and then who they are.
             ranks: How many workers there are, if they are in step.
 
         Returns:
@@ -111,7 +111,7 @@ class Dealer:
             now.helpers.add(rank)
 
     def _pick(self, rank: int) -> int | None:
-        """A number that is to be had for a worker now."""
+        """The number of a batch that a worker can have now."""
         now = self._now
         if not now.ranks:
             if now.again:
@@ -131,16 +131,15 @@ class Dealer:
         return None
 
     def _others(self, rank: int) -> list[int]:
-        """Those for whose batches a worker has to wait, because they may come back."""
+        """The ranks for whose batches a worker has to wait, because the batches may come back."""
         now = self._now
         found = {*now.held.values()} | {r for r in range(now.ranks) if r not in now.gone and now.has(now.own(r))}
         return sorted(found - {rank})
 
     def pace(self, rank: int) -> tuple[int, float] | None:
-        """Where workers are in step: batches that one has had, and what all had on the average.
+        """Where workers are in step: batches that one worker has had, and the average over all workers.
 
-        The others are as far as this one, but for those who are gone: with these it takes more batches of each that is
-        left to do the same.
+        All workers that are left are equally far; they take the batches of those that are gone as well.
         """
         with self._condition:
             now = self._now
@@ -179,7 +178,7 @@ class Dealer:
             return not now.again and now.total is not None and now.next >= now.total
 
     def end(self, epoch: int, total: int) -> None:
-        """There are only so many batches."""
+        """The epoch has only ``total`` batches."""
         with self._condition:
             if epoch == self._now.number:
                 self._now.total = min(total, self._now.total if self._now.total is not None else total)
@@ -219,16 +218,16 @@ class Dealer:
         return self._now.number
 
     def held(self, rank: int | None = None) -> list[int]:
-        """The batches that a worker has taken and not done; of anybody, those that servers kept of lost ones, too."""
+        """Batches that a worker has taken and not done; without a rank, of all workers, and those that servers kept."""
         with self._condition:
             kept = self._now.kept if rank is None else ()
             return sorted([*kept, *(number for number, holder in self._now.held.items() if rank in (None, holder))])
 
     def lose(self, rank: int, kept: Collection[int] = ()) -> list[int]:
-        """A worker has died; the batches that it held, which others get now.
+        """A worker has died; returns the batches that it held, which other workers get now.
 
         Args:
-            rank: The worker.
+            rank: The rank of the worker.
             kept: Batches of this epoch that count although their worker has not said so: the servers have them.
         """
         with self._condition:
@@ -247,7 +246,7 @@ class Dealer:
         """Which batches of which epoch are not done, as plain data.
 
         Args:
-            applied: Batches of this epoch that are in the servers' parameters, whether or not that was said.
+            applied: Batches of this epoch that are in the servers' parameters, even if their workers have not said so.
         """
         with self._condition:
             now = self._now

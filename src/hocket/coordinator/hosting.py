@@ -19,8 +19,8 @@ class HostedCoordinator:
     """Lets workers and servers in until it is closed. A process has it, or a thread of rank 0.
 
     Args:
-        config: Of the job: how many workers and servers, and where the coordinator listens.
-        secret: The job's.
+        config: The configuration of the job: how many workers and servers, and where the coordinator listens.
+        secret: The secret of the job.
 
     Attributes:
         service: What the coordinator does.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FAILED = "failed"
-"""How a worker has gone whose script has raised something, and which has said so."""
+"""The reason of a worker that has said that its script raised an exception."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Membership:
 
     Attributes:
         generation: Rises whenever a worker is lost, has finished or comes back.
-        members: Those who are expected or here, by rank.
+        members: The workers that are expected or here, by rank.
     """
 
     generation: int
@@ -52,7 +52,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._generation = 0
         self._said: dict[int, dict[str, Any]] = {}
-        self._gone: dict[int, str] = {}  # how each was lost; empty for one that has finished
+        self._gone: dict[int, str] = {}  # how each rank was lost; empty if it has finished
 
     def membership(self) -> Membership:
         """Who is in the job now."""
@@ -68,12 +68,12 @@ class Ledger:
 
     @property
     def gone(self) -> dict[int, str]:
-        """Who has gone and how, the first one first; it is empty for one that has finished."""
+        """The ranks that have gone, in that order, and how; the reason is empty for a rank that has finished."""
         with self._lock:
             return dict(self._gone)
 
     def welcome(self, rank: int, said: dict[str, Any]) -> bool:
-        """A worker is here; whether it had been taken for dead."""
+        """A worker is here; returns whether it had been taken for dead."""
         with self._lock:
             self._said[rank] = said
             was_gone = self._gone.pop(rank, None) is not None
@@ -81,7 +81,7 @@ class Ledger:
             return was_gone
 
     def lose(self, rank: int, why: str) -> bool:
-        """A worker has died or, if ``why`` is empty, has finished; whether that is news: only the first word counts."""
+        """A worker has died or, if ``why`` is empty, finished; returns whether that is news: the first word counts."""
         with self._lock:
             if rank in self._gone:
                 return False

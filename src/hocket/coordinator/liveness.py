@@ -21,8 +21,8 @@ from hocket.errors import JobError
 from hocket.transport.gate import ranks
 from hocket.transport.wire import Bell, Wire
 
-SILENT_AFTER = 1.5  # seconds without an answer of a host until it is said
-LOST_AFTER = 10.0  # and until it is given up
+SILENT_AFTER = 1.5  # seconds without an answer of a host until a line says so
+LOST_AFTER = 10.0  # seconds without an answer until a host is given up
 ENDED = "ended"
 _LOOK = 0.2  # seconds between two looks at all hosts
 UNANSWERED = f"did not answer for {LOST_AFTER:.0f} s (the host is down, or the link to it is cut)"
@@ -33,9 +33,9 @@ class Standing:
     """Where a rank waits.
 
     Attributes:
-        lane: In which sequence of collectives, of which every rank must have the same ones.
+        lane: The sequence of collectives that the rank waits in; it is the same on every rank.
         counts: How many collectives the rank has begun in each lane.
-        text: What for, in words.
+        text: What the rank waits for, in words.
     """
 
     lane: str
@@ -51,7 +51,7 @@ class News:
         number: Rises with every change.
         gone: Ranks that have ended and how, as in the ledger.
         waits: Ranks that wait, and what for.
-        mismatch: What ranks that wait for each other in vain do.
+        mismatch: What the ranks do that wait for each other in vain.
         stacks: How often ranks have asked for everybody's stack.
     """
 
@@ -78,7 +78,7 @@ class News:
 
 
 class Silence:
-    """Of one host: its begin and its end are said.
+    """How long one host has not answered; says when that begins and when it ends.
 
     Args:
         host: The name of the host.
@@ -91,7 +91,7 @@ class Silence:
         self._since: float | None = None
 
     def is_final(self, seconds: float) -> bool:
-        """Take note of how long the host has not answered; whether it is given up."""
+        """Take note of how long the host has not answered; returns whether it is given up."""
         if seconds > SILENT_AFTER and self._since is None:
             self._since = time.monotonic() - seconds
             self._say(f"{self._who} does not answer: it is down or its link is cut; giving up after {LOST_AFTER:g} s")
@@ -176,14 +176,14 @@ class Liveness:
             self._changed.notify_all()
 
     def let_know(self, seconds: float) -> None:
-        """Wait until all who are still here know the news, or so long."""
+        """Wait until all ranks that are still here know the news, or until the timeout."""
         with self._changed:
             self._changed.wait_for(
                 lambda: all(self._knows.get(rank) == self._number for rank in self._hosts.keys() - self._ledger.gone),
                 seconds,
             )
 
-    # From here on, with the lock.
+    # The methods below are called with the lock held.
 
     def _news(self) -> News:
         waits = [(rank, wait.text) for rank, wait in self._waits.items()]
@@ -220,13 +220,13 @@ class Liveness:
             self._ring()
 
     def _ring(self) -> None:
-        """There is other news."""
+        """Wake all who wait: there is other news."""
         self._number += 1
         for bell in self._bells.values():
             bell.ring()
 
     def _look_for_silence(self) -> None:
-        """Whoever asks has the hosts of all others looked at, now and then."""
+        """Look, now and then, whether hosts have fallen silent; any worker's question leads to it."""
         if time.monotonic() < self._looked + _LOOK:
             return
         self._looked = time.monotonic()

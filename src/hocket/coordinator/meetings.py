@@ -11,28 +11,28 @@ from hocket.errors import JobError, MismatchError, ServerLost
 from hocket.transport.replies import Note
 from hocket.transport.simulated import Condition
 
-_STUCK = 2.0  # seconds after which it is certain that nobody will come
+_STUCK = 2.0  # seconds with all others idle after which nobody will come
 
 
 @dataclass
 class _Meeting:
-    """The n-th one that everyone comes to."""
+    """One meeting, to which every worker comes."""
 
     what: str = ""
     first: int = 0
     given: dict[int, bytes] = field(default_factory=dict)
-    left: set[int] = field(default_factory=set)  # who has taken the result
+    left: set[int] = field(default_factory=set)  # ranks that have taken the result
     result: dict[int, bytes] | None = None
     error: str = ""
 
 
 class Meetings:
-    """Held one after the other; whoever dies is not waited for.
+    """Meetings, held one after the other; a worker that dies is not waited for.
 
     Args:
         condition: Guards everything here.
         live: The ranks that are in the job now.
-        timeout: Seconds that one may wait for others.
+        timeout: Seconds that a worker may wait for others.
         clock: Tells the time.
     """
 
@@ -46,10 +46,10 @@ class Meetings:
         self._condition, self._timeout, self._clock = condition, timeout, clock
         self._find_live = live
         self._meetings: dict[int, _Meeting] = {}
-        self._latest = 0  # that has been held
+        self._latest = 0  # the last meeting that has been held
         self._failure = ""
-        self._settling: dict[int, tuple[bool, bool]] = {}  # who waits until nobody trains, and what it said
-        self._settled: dict[int, tuple[bool, bool]] = {}  # what they are told
+        self._settling: dict[int, tuple[bool, bool]] = {}  # ranks that wait until nobody trains, and what each said
+        self._settled: dict[int, tuple[bool, bool]] = {}  # what these ranks are told
         self.idle: set[int] = set()
         """Workers that wait for batches which others hold, and will come to no meeting before they get one."""
 
@@ -62,7 +62,7 @@ class Meetings:
 
         Raises:
             MismatchError: another worker has come to do something else.
-            DeadlineExceeded: one is alive but did not come.
+            DeadlineExceeded: another worker is alive but did not come.
             JobError: this worker was taken for dead, and the others have met without it.
         """
         with self._condition:
@@ -92,10 +92,10 @@ class Meetings:
             return meeting.result
 
     def settle(self, rank: int, note: Note, *, has_trained: bool, stays: bool) -> tuple[bool, bool]:
-        """Wait until no worker trains; those who have are there.
+        """Wait until no worker trains, and all that have trained are here.
 
         A worker that comes to the end of its loop may begin another one. One that ``stays`` comes to a meeting, and
-        settles again and again with those who do train, until all stay.
+        settles again and again with workers that train, until all stay.
 
         Returns:
             Whether there is something to settle, with all together, and whether all stay.
@@ -121,7 +121,7 @@ class Meetings:
             return self._settled.pop(rank)
 
     def _look(self) -> None:
-        """Whether those who settle may do so."""
+        """Let the workers that wait in ``settle`` go on, if no worker trains."""
         here = set(self._settling)
         meeting = {rank for each in self._meetings.values() if each.result is None for rank in each.given}
         over = all(stays for _, stays in self._settling.values())

@@ -12,15 +12,15 @@ _NOTE = 30.0  # seconds between two lines
 
 
 class Wait:
-    """One worker waits, from now on.
+    """The wait of one worker for others, which begins now.
 
     Args:
-        condition: Is held, and slept in.
-        timeout: Seconds that it may take.
+        condition: The condition that the worker holds, and sleeps in.
+        timeout: Seconds that the wait may take.
         clock: Tells the time.
-        note: Is told when it takes long.
+        note: Is told when the wait takes long.
         what: What the others are to do, for the error.
-        whom: What the others are.
+        whom: What the others are called.
     """
 
     def __init__(
@@ -38,18 +38,18 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long it has been."""
+        """How long the wait has taken so far."""
         return self._clock() - self._begin
 
     def sleep(self, ranks: Sequence[int], most: float | None = None) -> None:
-        """Until something has changed, which the caller has to look at.
+        """Sleep until something has changed, which the caller has to look at.
 
         Args:
-            ranks: For whom it waits.
-            most: To be woken when it has been so many seconds in all.
+            ranks: The ranks that the worker waits for.
+            most: Seconds of the whole wait after which to wake up at the latest.
 
         Raises:
-            DeadlineExceeded: it has been too long.
+            DeadlineExceeded: the wait has taken too long.
         """
         waited = self.seconds
         if waited >= self._timeout:

@@ -2,7 +2,7 @@
 
 Gloo notices that a connection was closed, but neither whose fault it was nor that a host has fallen silent, and it
 cannot say who is missing. So a worker on one of several hosts has a quiet connection to the coordinator beside the
-data (see ``liveness``). What the worker has waited in for a moment, and how it ended, is told over it.
+data (see ``liveness``). Over it, the worker tells what it has waited in for a moment, and how it ended.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Watch:
     """The watch of one rank; its thread ends with ``leave``. To make it is collective: it waits for all ranks.
 
     Args:
-        config: Of this worker: where the coordinator is, and how long to wait for others, now and later.
-        secret: The job's.
+        config: The configuration of this worker: where the coordinator is, and how long to wait for others.
+        secret: The secret of the job.
         hosts: The name of every rank's host.
         is_of_rank_0: Whether the coordinator is a thread of rank 0, and no process of its own.
         hosted: The coordinator, if it is in this process; it ends with the watch.
@@ -72,7 +72,7 @@ class Watch:
         self._standing: Standing | None = None
         self._stacks, self._stacks_after, self._left = 0, 0.0, ""
         self._fault: Exception | None = None
-        is_first = self._rank == self._beside(self._rank)[0]  # of its host, for which it speaks
+        is_first = self._rank == self._beside(self._rank)[0]  # the first rank of a host speaks for it
         self._silence = Silence(hosts[0], self._beside(0), self._say if is_first else lambda _: None)
         self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name="hocket-watch", daemon=True)
@@ -84,7 +84,7 @@ class Watch:
         self._lane = lane
 
     def wait(self, done: Callable[[float], bool], what: Description) -> None:
-        """Until ``done(seconds)``, which itself waits for so long, is true; raises if that will not be."""
+        """Wait until ``done(seconds)``, which itself waits for that long, is true; raises if that cannot happen."""
         start = time.monotonic()
         try:
             while not done(0.1):
@@ -171,7 +171,7 @@ class Watch:
         return [each for each, name in enumerate(self._hosts) if name == self._hosts[rank]]
 
     def _waits(self) -> dict[int, str]:
-        """Who waits in what; of this rank it is known best here."""
+        """What each rank waits in; for this rank, as it is now."""
         mine = self._standing
         return {rank: text for rank, text in self._news.waits if rank != self._rank} | (
             {} if mine is None else {self._rank: mine.text}
@@ -230,7 +230,7 @@ class Watch:
             + ": the stacks above say what each rank does; if that is honest work, raise --timeout"
         )
 
-    # From here on, in the thread of the watch.
+    # The methods below run in the thread of the watch.
 
     def _run(self) -> None:
         try:
@@ -289,7 +289,7 @@ class Watch:
         self._learn(dataclasses.replace(self._news, gone=[*self._news.gone, *more]))
 
     def _print_stacks(self) -> None:
-        """Once, if several ranks give up at the same time."""
+        """Print the stacks of this rank, once if several ranks give up at the same time."""
         now = time.monotonic()
         if now > self._stacks_after:
             self._stacks_after = now + _STACKS

@@ -11,7 +11,7 @@ from hocket.strategies.base import Strategy
 
 
 class TrainingCounts:
-    """Of one worker.
+    """How far the training of one worker is.
 
     Attributes:
         batches: Batches that training has had at work.

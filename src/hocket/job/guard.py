@@ -21,7 +21,7 @@ from hocket.strategies.optimizer_step import like
 
 
 class Guard:
-    """Of one worker: which optimizers are part of the job, and which parameters belong to which strategy."""
+    """Knows which optimizers of one worker are part of the job, and which parameters belong to which strategy."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner

@@ -33,9 +33,9 @@ class Introductions:
 
     Attributes:
         topology: Who is where.
-        address: Of this host, as the others reach it.
-        socket: On which the first worker of this host hands out shared memory.
-        secret: The job's.
+        address: The address at which the others reach this host.
+        socket: The socket on which the first worker of this host hands out shared memory.
+        secret: The secret of the job.
     """
 
     topology: Topology
@@ -45,11 +45,11 @@ class Introductions:
 
 
 def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
-    """Tell the others where this worker is, and hear it of them; collective.
+    """Tell the others where this worker is, and hear where they are; collective.
 
     Args:
-        config: Of this worker.
-        store: Of this job and start.
+        config: The configuration of this worker.
+        store: The store of this start of the job.
         shares: Whether workers of one host share memory; if not, each counts as a host of its own.
     """
     mine = {

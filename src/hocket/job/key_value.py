@@ -73,8 +73,8 @@ class KeyValue:
         Args:
             key: Which tensor.
             gradient: As large as the tensor, or for a table as large as its ``rows``.
-            rows: Of a table: the numbers of the rows, in any order; the same row may be there twice.
-            weight: How much it counts where gradients are averaged (``bsp``, ``softsync``).
+            rows: For a table, the numbers of the rows, in any order; the same row may be there twice.
+            weight: How much the gradient counts where gradients are averaged (``bsp``, ``softsync``).
         """
         self._settle(key)
         push = Push(weight=weight)

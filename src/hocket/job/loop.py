@@ -16,13 +16,13 @@ from hocket.strategies.base import Strategy
 
 
 class Batch:
-    """One that a loop was given.
+    """One batch that a loop was given.
 
     Args:
         contents: What the script got.
-        samples: Of this worker.
+        samples: How many samples of this worker the batch has.
         place: How far the pass is with this batch.
-        start: Lets weights and counts be those of this batch; says how much it weighs.
+        start: Sets weights and counts to those of this batch; returns how much the batch weighs.
     """
 
     def __init__(self, contents: object, samples: int, place: Any, start: Callable[[], float]) -> None:
@@ -30,7 +30,7 @@ class Batch:
         self.steps: dict[Strategy, int] = {}
 
     def has(self, inputs: object) -> bool:
-        """Whether these are, as far as can be seen, made of it."""
+        """Whether ``inputs`` are, as far as can be seen, made of this batch."""
         mine = storages(self.contents)
         return bool(mine & storages(inputs)) or any(each is self.contents for each in _things(inputs))
 

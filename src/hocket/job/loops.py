@@ -25,7 +25,7 @@ from hocket.strategies.base import DoneBatch, Strategy, Why
 
 
 class Loops:
-    """Of one worker.
+    """The training loops of one worker.
 
     Attributes:
         goes_on: Whether a training loop goes on; else steps stand for batches.

@@ -16,7 +16,7 @@ from hocket.strategies.base import Strategy
 from hocket.transport.gate import signature
 
 SHARE = 0.005
-"""Of the time that steps take, how much goes into comparisons."""
+"""The share of the time of steps that goes into comparisons."""
 
 _BITS = 31  # of a payload: after how many steps a rank would compare again
 _NUMBER = signature("comparison of replicas")
@@ -26,10 +26,10 @@ class ReplicaCheck:
     """Compares the parameters of all ranks after some steps of an optimizer.
 
     Args:
-        communicator: Of all ranks.
-        strategy: Whose replicas.
-        every: After how many steps; None to compare after the first two, and then so that it takes ``SHARE`` of the
-            time as measured, on the rank where that is most seldom.
+        communicator: The communicator of all ranks.
+        strategy: The strategy whose replicas are compared.
+        every: Steps between two comparisons; None to compare after the first two steps, and then so often that it
+            takes ``SHARE`` of the measured time on the rank where comparisons cost most.
     """
 
     def __init__(self, communicator: Communicator, strategy: Strategy, every: int | None) -> None:

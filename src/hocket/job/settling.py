@@ -19,10 +19,10 @@ from hocket.strategies.base import Strategy, Why
 
 
 class Settling:
-    """Of one worker.
+    """Brings one worker to the end of its training loops.
 
     Attributes:
-        was_left: Whether the last loop was left before its end: others may have trained on.
+        was_left: Whether the last loop was left before its end, while other workers may have trained on.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ def weigh_share(here: int, everywhere: int, size: int) -> float:
 
 
 class Weights:
-    """Of one worker.
+    """What the backward passes of one worker count.
 
     Attributes:
         now: What backward passes count now, relative to those of other ranks.

@@ -116,7 +116,7 @@ def failure(failures: list[Ending], size: int, seconds: float, checkpoint: list[
 
 
 def _choose_cause(failures: list[Ending]) -> Ending:
-    """Of those that failed by themselves, in the order in which that was noticed, the one to report."""
+    """The process to report, among those that failed by themselves, in the order in which that was noticed."""
     return next((f for f in failures if not f.is_collateral), failures[0])
 
 

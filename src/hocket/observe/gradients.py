@@ -50,7 +50,7 @@ class Estimate:
 
 
 class GradientSummary:
-    """Of one run. Of several models, the largest of which all ranks have told."""
+    """The gradients of one run; if it has several models, those of the largest that all ranks have told about."""
 
     def __init__(self) -> None:
         self._last: dict[int, dict[int, Gradients]] = {}  # by number and rank

@@ -16,7 +16,7 @@ class Mark:
     """What a worker had done at one moment, counted since the run began.
 
     Attributes:
-        time: Of a clock that the caller chooses.
+        time: The time, by a clock that the caller chooses.
         batches: Batches that the loader has given.
         steps: Steps of the optimizer; batches where the worker does not tell its steps.
         samples: Samples of all workers.

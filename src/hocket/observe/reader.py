@@ -187,7 +187,7 @@ def _read(folder: Path, database: sqlite3.Connection) -> RecordedRun:
 
 
 def _state_of(facts: dict[str, dict[str, Any]]) -> str:
-    """Of a run without an exit."""
+    """The state of a run whose end is not recorded: ``running``, ``killed`` or ``unknown``."""
     run = facts.get("run", {})
     if facts.get("host", {}).get("name") != socket.gethostname():
         return "unknown"

@@ -1,1 +1,1 @@
-"""Layer 3': the parameter-server role: shards, placement, consistency, and what workers see of it."""
+"""Layer 3': the parameter servers: shards, placement, consistency, and what workers see of the servers."""

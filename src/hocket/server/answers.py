@@ -1,4 +1,4 @@
-"""What a server answers to each kind of message, however it came."""
+"""What a server answers to each kind of message, whether it came over a wire or directly."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hocket.server.terms import Definition, Kind, Push
 from hocket.transport.replies import Answer, Body, Note
 from hocket.transport.tensor_bytes import as_bytes
 
-_MOST_NUMBERS = 1 << 30  # bytes
+_MOST_NUMBERS = 1 << 30  # bytes of the numbers of rows in one message
 
 
 class Answers:
-    """Answers one worker.
+    """Answers the messages of one worker.
 
     Args:
         service: The server.
-        rank: The worker, of which one message is answered at a time.
+        rank: The rank of the worker, of which one message is answered at a time.
     """
 
     def __init__(self, service: Service, rank: int) -> None:
@@ -48,7 +48,7 @@ class Answers:
 
         Raises:
             KeyError, TypeError, ValueError: the message makes no sense.
-            HocketError: for the worker to raise.
+            HocketError: the worker is to raise this error.
         """
         self._note = note
         return self._known[kind](head, body)
@@ -176,7 +176,7 @@ class Answers:
 
     @staticmethod
     def _rows(shard: RowShard, head: dict[str, Any]) -> tuple[int, int]:
-        """Where rows that follow each other are in a shard."""
+        """Where the consecutive rows of a message begin and end in a shard."""
         first = int(head["first"]) - shard.first
         last = first + int(head["rows"])
         if not 0 <= first <= last <= shard.count:

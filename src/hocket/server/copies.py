@@ -28,8 +28,8 @@ class DenseCopy:
     Workers have the initial values; one of them calls ``assign`` before any other pulls.
 
     Args:
-        client: To all servers.
-        placement: Of the parameters.
+        client: The connection to all servers.
+        placement: Which server holds which parameters.
         terms: How updates are paced.
         rule: The optimizer (see ``rule.describe``).
     """
@@ -59,7 +59,7 @@ class DenseCopy:
         self._ask(Kind.ASSIGN, lambda number: ({}, self._in[number]), pulls=False)
 
     def pull(self) -> int:
-        """Get the parameters as they are; the version of those of server 0."""
+        """Get the parameters as they are now; returns the version of server 0."""
         heads = self._ask(Kind.PULL, lambda _: ({}, []), pulls=True)
         return int(heads[0]["version"])
 
@@ -67,12 +67,12 @@ class DenseCopy:
         """Push the gradients, wait until this worker may go on, and get the parameters.
 
         Args:
-            push: What is said of them; its ``present`` is for all parameters of the layout, a byte each.
-            presents: The same for each server, if the caller knows that already.
+            push: What is said of the gradients; its ``present`` has a byte for each parameter of the layout.
+            presents: The ``present`` bytes for each server, if the caller knows them already.
             pull: Whether the parameters are wanted.
 
         Returns:
-            False if a server found it too late, and has not applied it.
+            False if the push came too late for a server, which has not applied it.
         """
         if presents is None:
             presents = self.presents(push.present)
@@ -102,15 +102,15 @@ class DenseCopy:
         return [bytes(present[each.index] for each in d.slices) for d in self.definitions]
 
     def state(self) -> list[Stored]:
-        """The optimizer's state on all servers; parts of parameters are apart."""
+        """The optimizer's state on all servers, separately for each part of a parameter."""
         return _fetch_states(self._client, self.number)
 
     def load_state(self, stored: Sequence[Sequence[Stored]]) -> None:
-        """Have the servers go on with this state, given for each."""
+        """Have the servers go on with this state, given for each server."""
         _send_states(self._client, self.number, stored)
 
     def await_version(self, version: int) -> None:
-        """Wait until server 0 has made so many updates."""
+        """Wait until server 0 has made ``version`` updates."""
         self._client.first.request(Kind.VERSION, {"table": self.number, "version": version})
 
     def _define(self, number: int, link: Link) -> Callable[[], Any]:
@@ -139,7 +139,7 @@ class DenseCopy:
 
 
 def _judge(client: Client, table: int, push: Push, heads: Sequence[dict[str, Any]]) -> bool:
-    """Whether all servers have accepted a push; what server 0 says of its round and its batches is noted."""
+    """Whether all servers have accepted a push; notes what server 0 says of the push's round and batches."""
     if table in client.paced:
         client.is_even &= heads[0]["even"]
     if not heads[0]["accepted"]:
@@ -157,9 +157,9 @@ class RowCopy:
     """A worker's view of a table of which only rows travel.
 
     Args:
-        client: To all servers, among which the rows are divided.
-        shape: Of the table.
-        dtype: Of its elements.
+        client: The connection to all servers, among which the rows are divided.
+        shape: The shape of the table.
+        dtype: The type of the table's elements.
         terms: How updates are paced.
         rule: The optimizer.
     """

@@ -104,7 +104,7 @@ class DenseShard(Shard):
         for each in stored:
             parameter = self._members.parameters[found[each.index, each.start]]
             fresh.setdefault(parameter, {})[each.key] = each.value
-        state = type(self.optimizer.state)(dict)  # another object: it is taken over at the next step
+        state = type(self.optimizer.state)(dict)  # a new object, so that the next step notices the change
         state.update(fresh)
         self.optimizer.state = state
 
@@ -130,7 +130,7 @@ class DenseShard(Shard):
 
 
 class _Members:
-    """What an update wants to know of the parameters."""
+    """The parameters of a shard, as an update wants to see them."""
 
     def __init__(self, slices: Sequence[Any], views: Sequence[torch.Tensor]) -> None:
         self.names = [str(each.index) for each in slices]
@@ -139,7 +139,7 @@ class _Members:
 
 
 class _Alone:
-    """The whole shard is updated by this process."""
+    """A group of one process, which updates the whole shard."""
 
     rank, size = 0, 1
 
@@ -150,7 +150,7 @@ class _Alone:
         return flat, [flat[p.start : p.end].as_strided(p.shape, p.stride, p.start) for p in places]
 
     def barrier(self, what: str = "") -> None:
-        """Nobody to wait for."""
+        """Nothing to do: there is nobody to wait for."""
 
 
 def _union(presents: set[bytes]) -> bytes:

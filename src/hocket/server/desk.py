@@ -17,7 +17,7 @@ class Desk:
     """The flat tensors of one worker, one per range of the definition.
 
     Attributes:
-        is_shared: Whether the worker sees them.
+        is_shared: Whether the tensors are in memory that the worker shares.
     """
 
     def __init__(self, definition: Definition, area: Area | None) -> None:

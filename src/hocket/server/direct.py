@@ -36,7 +36,7 @@ def serve(simulation: Simulation, servers: int, workers: int, timeout: float = 3
     """The coordinator and the servers of a simulated job.
 
     Args:
-        simulation: By whose clock they live.
+        simulation: The simulation by whose clock coordinator and servers live.
         servers: How many parameter servers there are.
         workers: How many workers there are.
         timeout: Virtual seconds that a worker may wait for others.
@@ -69,7 +69,7 @@ def connect(
     for link in (coordinator, *links):
         link.timeout = served.timeout
     client = Client(rank, workers, coordinator, links, simulation.now)
-    models = itertools.count()  # each has links of its own
+    models = itertools.count()  # each model has links of its own
 
     def make_peers() -> SimulatedPeers:
         return SimulatedPeers(served.networks.setdefault(next(models), SimulatedNetwork(simulation, speed)), rank)
@@ -122,19 +122,19 @@ class _AnsweredBy:
         return Answers(self.service, peer).answer(kind, head, body, note)
 
     def lose(self, peer: int, why: str) -> None:
-        """The coordinator tells it."""
+        """Nothing to do: the coordinator tells the server of losses."""
 
 
 class DirectLink(Link):
     """A link to a server, or the coordinator, of the same process.
 
     Args:
-        simulation: By whose clock it lives.
-        service: Answers.
-        rank: The worker.
-        speed: Of the network between them.
+        simulation: The simulation by whose clock messages travel.
+        service: Answers the requests.
+        rank: The rank of the worker.
+        speed: The speed of the network between worker and server.
         is_only: Whether there is no other server. Else a simulated thread of its own does the server's part, so that
-            several can be asked at once; that takes longer in the real world, where threads are slow to change.
+            several servers can be asked at once; switching threads makes the simulation itself slower.
     """
 
     is_local = True
@@ -185,7 +185,7 @@ class DirectLink(Link):
             self._simulation.sleep(seconds)
 
     def _shared(self, kind: int, head: dict[str, Any]) -> tuple[int, int]:
-        """Bytes to the server and back that do not travel here, because both sides see them, but would elsewhere."""
+        """Bytes to the server and back that are shared memory here, and would travel between hosts."""
         if kind not in (Kind.PUSH, Kind.PULL, Kind.ASSIGN) or "rows" in head:
             return 0, 0
         assert isinstance(self._service, _AnsweredBy)
@@ -214,7 +214,7 @@ class _DirectBody:
 
 
 def _copy(targets: Sequence[memoryview], sources: Sequence[memoryview]) -> None:
-    """Bytes from some pieces of memory to others that are as long together."""
+    """Copy bytes from some pieces of memory to others of the same total length."""
     data, at = b"".join(sources), 0
     for target in targets:
         target[:] = data[at : at + target.nbytes]

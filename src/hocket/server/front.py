@@ -18,8 +18,8 @@ class Front:
     """Opens the doors of server ``config.server``, and joins the job at its coordinator.
 
     Args:
-        config: Of this process.
-        secret: The job's.
+        config: The configuration of this process.
+        secret: The secret of the job.
         service: What the server does.
     """
 
@@ -32,7 +32,7 @@ class Front:
         self._reception = Reception(self, secret, SERVER + config.server)
         try:
             self.said = self._reception.open_for(config, f"server-{config.server}")
-            with self._lock:  # a worker may be here, and want a total, before the coordinator's answer is
+            with self._lock:  # a worker may want a total before the coordinator has answered
                 if config.servers > 1:
                     service.total = self._ask_total
                 self._coordinator, _ = coordinator.connect(config, secret, SERVER + config.server, self.said)
@@ -76,7 +76,7 @@ class Front:
         if kind != Tell.LOSE:
             raise ValueError(f"kind {kind} from the coordinator")
         ends = service.lose(rank, str(head["why"]))  # from here on nothing more of that worker is taken
-        self._reception.drop(rank)  # a worker that lives after all notices, and comes back
+        self._reception.drop(rank)  # a worker that is alive after all notices, and comes back
         return {"round": ends, "kept": service.batches.accepted(head["held"])}
 
     def _ask_total(self, table: int, update: int, value: float) -> float:

@@ -1,4 +1,4 @@
-"""Who may go on and who is late: the bounded staleness of Ho et al. 2013, with bulk-synchronous and none as its ends.
+"""Who may go on and who is late: the bounded staleness of Ho et al. 2013, from bulk-synchronous to unbounded.
 
 No time, no locks and no tensors are here: a table asks, and waits accordingly.
 """
@@ -12,13 +12,13 @@ from hocket.server.terms import Terms
 
 @dataclass
 class _Worker:
-    epoch: int = 0  # that it is in
+    epoch: int = 0  # the epoch that the worker is in
     clock: int = 0  # pushes in this epoch
-    left: int = -1  # the last epoch that it has no more batches of
+    left: int = -1  # the last epoch of which the worker has no more batches
     is_live: bool = True
-    was_lost: bool = False  # and its batch was dealt again, so that its next push is refused
-    is_excused: bool = False  # was waited for in vain, and is not until it comes back
-    pulled: int = 0  # version of the parameters that it has
+    was_lost: bool = False  # lost, and its batch dealt again: its next push is refused
+    is_excused: bool = False  # waited for in vain: nobody waits for it until it comes back
+    pulled: int = 0  # version of the parameters that the worker has
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Pace:
         self._all = {rank: _Worker() for rank in range(self.workers)}
 
     def arrive(self, rank: int, epoch: int) -> int | None:
-        """A push has come. Its staleness in versions, or None if it is refused.
+        """A push has come; returns its staleness in versions, or None if the push is refused.
 
-        That is so if others have gone on beyond the bound, or if its worker was taken for dead, and its batch dealt
-        again.
+        A push is refused if others have gone on beyond the bound, or if its worker was taken for dead, and its batch
+        dealt again.
         """
         worker = self._all[rank]
         if epoch > worker.epoch:
@@ -69,7 +69,7 @@ class Pace:
         self._all[rank].pulled = self.version
 
     def missing(self, rank: int) -> list[int]:
-        """Those for whom worker ``rank`` has to wait; nobody if it may go on."""
+        """The ranks that worker ``rank`` has to wait for; none if it may go on."""
         worker, bound = self._all[rank], self.terms.staleness
         if bound is None:
             return []
@@ -77,7 +77,7 @@ class Pace:
         return [each for each in active if worker.clock - self._clock(each, worker.epoch) > bound and each != rank]
 
     def outstanding(self, epoch: int, waiting: set[int]) -> list[int]:
-        """Those from whom a gradient can still come before any of ``waiting`` goes on."""
+        """The ranks from which a gradient can still come before any of ``waiting`` goes on."""
         return [rank for rank in self._active(epoch) if rank not in waiting]
 
     def lose(self, rank: int) -> None:
@@ -98,14 +98,14 @@ class Pace:
         self._all[rank].left = max(self._all[rank].left, epoch)
 
     def enter(self, rank: int, epoch: int) -> None:
-        """It has, after all, and starts where the slowest is."""
+        """A worker has batches of an epoch after all, and starts where the slowest is."""
         worker = self._all[rank]
         worker.left = min(worker.left, epoch - 1)
         if worker.epoch == epoch:
             self._catch_up(rank, epoch)
 
     def at_work(self, rank: int) -> list[int]:
-        """That worker, if it may still push in the epoch that it is in."""
+        """The worker ``rank``, if it may still push in the epoch that it is in."""
         return [rank] if rank in self._active(self._all[rank].epoch) else []
 
     @property
@@ -113,13 +113,13 @@ class Pace:
         return [rank for rank, worker in self._all.items() if worker.is_live]
 
     def _catch_up(self, rank: int, epoch: int) -> None:
-        """A worker is as far as the slowest of the others, so that nobody waits for what it has missed."""
+        """Set a worker's clock to the slowest of the others, so that nobody waits for what the worker has missed."""
         worker = self._all[rank]
         others = [self._clock(each, epoch) for each in self._active(epoch) if each != rank]
         worker.clock = max(worker.clock, min(others, default=worker.clock))
 
     def _active(self, epoch: int) -> list[int]:
-        """Those who may still push in ``epoch``, as far as is known."""
+        """The workers that may still push in ``epoch``, as far as is known."""
         return [
             rank
             for rank, worker in self._all.items()

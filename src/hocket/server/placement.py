@@ -19,9 +19,9 @@ class Placement:
     """Where parameters lie.
 
     Attributes:
-        layout: Of a worker's flat buffers; what is on one server is together there.
-        slices: Of each server.
-        method: In whose way this is.
+        layout: The layout of a worker's flat buffers; what is on one server is together there.
+        slices: The slices on each server.
+        method: The name of the placement.
     """
 
     layout: Layout
@@ -41,7 +41,7 @@ class Placement:
         return max(self.loads) / mean - 1 if mean else 0.0
 
     def describe(self, names: Sequence[str]) -> list[str]:
-        """In lines, for a reader."""
+        """The placement as lines of text, for a reader."""
         lines = [f"hocket: placement {self.method} of {len(names)} parameters, imbalance {self.imbalance:.1%}"]
         for server, (part, load) in enumerate(zip(self.slices, self.loads, strict=True)):
             said = [self._say(each, names[each.index]) for each in part]
@@ -66,16 +66,16 @@ def place(
     whole: bool,
     turns: Sequence[int] | None = None,
 ) -> Placement:
-    """Place ``tensors`` on so many servers.
+    """Place ``tensors`` on ``servers`` servers.
 
     Args:
         tensors: The parameters.
-        groups: The optimizer group of each.
-        servers: How many.
+        groups: The optimizer group of each tensor.
+        servers: How many servers there are.
         method: ``partitioned``: equal parts, for which large tensors are split. ``greedy``: whole tensors, the largest
-            first to whoever has the least. ``round_robin``: whole tensors, one after the other.
-        whole: The optimizer needs whole tensors, with their shapes.
-        turns: The order in which tensors are dealt out one after the other; that of ``tensors`` if nothing is said.
+            first to the server that has the least. ``round_robin``: whole tensors, one after the other.
+        whole: Whether the optimizer needs whole tensors, with their shapes.
+        turns: The order in which tensors are dealt out one after the other; that of ``tensors`` by default.
     """
     if method == "partitioned" and not whole:
         layout = Layout(tensors)
@@ -94,7 +94,7 @@ def place(
 
 
 def _deal(tensors: Sequence[torch.Tensor], servers: int) -> list[int]:
-    """The largest first, to whoever has the least."""
+    """The server of each tensor: the largest tensors first, to the server that has the least."""
     loads, owners = [0] * servers, [0] * len(tensors)
     for i in sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes):
         owners[i] = loads.index(min(loads))
@@ -114,7 +114,7 @@ def _cut(layout: Layout, groups: Sequence[int], servers: int) -> list[list[Slice
             for i in members:
                 place = layout.places[i]
                 first, last = max(place.start, start), min(place.end, end)
-                is_last = server == servers - 1 and place.start == bucket.count  # what is empty may lie at the end
+                is_last = server == servers - 1 and place.start == bucket.count  # empty tensors may lie at the end
                 if first < last or (place.count == 0 and (start <= place.start < end or is_last)):
                     slices[server].append(Slice(i, number, first, max(first, last), groups[i]))
             start = max(start, end)

@@ -72,7 +72,7 @@ class RowShard(Shard):
             numbers.unsqueeze(0),
             values,
             self.table.shape,
-            check_invariants=False,  # has been done
+            check_invariants=False,  # the rows have been checked
             is_coalesced=bool((numbers[1:] > numbers[:-1]).all()),
         )
         return sparse.coalesce()

@@ -73,11 +73,11 @@ def build(described: dict[str, Any], parameters: Sequence[Sequence[torch.nn.Para
     defaults = {key: value for key, value in groups[0].items() if key != "params"} if groups else {}
     for group in groups:
         if not group["params"]:
-            group["params"] = [torch.nn.Parameter(torch.empty(0))]  # of this group nothing is on this server
+            group["params"] = [torch.nn.Parameter(torch.empty(0))]  # this server has nothing of this group
     Optimizer.__init__(optimizer, groups, defaults)
     for group, members in zip(optimizer.param_groups, parameters, strict=True):
         group["params"] = list(members)
-        if isinstance(optimizer, Adagrad):  # the one that makes its state in its constructor
+        if isinstance(optimizer, Adagrad):  # which makes its state in its constructor
             for parameter in members:
                 start = group["initial_accumulator_value"]
                 optimizer.state[parameter] = {"step": torch.tensor(0.0), "sum": torch.full_like(parameter, start)}

@@ -23,18 +23,18 @@ class Client(Coordinator):
     """The coordinator and all servers.
 
     Args:
-        rank: This worker.
-        workers: How many the job has.
+        rank: The rank of this worker.
+        workers: How many workers the job has.
         coordinator: The connection to the coordinator.
-        links: Those to the servers; none in a job without any.
+        links: The connections to the servers; empty in a job without servers.
         clock: Tells the time.
 
     Attributes:
-        is_even: Whether all workers took part in every round so far; all who are in a round learn the same of it.
+        is_even: Whether all workers took part in every round so far; all workers in a round learn the same of it.
         tables: How many tables this worker has defined.
         paced: Tables whose pushes follow the batches of training loops.
         make_peers: Makes this worker's links to all other workers, for strategies that need them.
-        on_close: Called before goodbyes are said.
+        on_close: Called before this worker says goodbye to servers and coordinator.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Client(Coordinator):
         self.make_peers: Callable[[], Peers] = _no_peers
         self.on_close: list[Callable[[], None]] = []
         remote = sum(not link.is_local for link in links)
-        # One for each: a server may wait for another one, which waits for what this worker has for it.
+        # One thread for each server: a server may wait for another one, which waits for this worker's message.
         self._pool = ThreadPoolExecutor(len(links), "hocket-link") if remote and len(links) > 1 else None
 
     @property
     def first(self) -> Link:
-        """Server 0."""
+        """The link to server 0."""
         return self.links[0]
 
     def await_batch(self, deal: Deal, epoch: int) -> bool:
@@ -87,7 +87,7 @@ class Client(Coordinator):
         return _finish([self._pool.submit(one, number).result for number in range(len(self.links))])
 
     def tell(self, kind: int, head: dict[str, Any]) -> None:
-        """The same to all servers."""
+        """Send the same message to all servers."""
 
         def ask(_: int, link: Link) -> Callable[[], Any]:
             link.begin(kind, head)
@@ -106,7 +106,7 @@ class Client(Coordinator):
 
 
 def _defer(ask: Callable[[int, Link], Callable[[], Any]], number: int, link: Link) -> Callable[[], Any]:
-    """Begin a request; a failure to do so is found when it is finished, so that those before it are not left open."""
+    """Begin a request; a failure to do so is found when it is finished, so that no earlier request is left open."""
     try:
         return ask(number, link)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What one server does for the workers: it keeps tables of parameters, and what it has of which batch."""
+"""What one server does for the workers: it keeps tables of parameters, and knows whose batches are in them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hocket.transport.simulated import Condition
 class AppliedBatches:
     """Which batches a server has: accepted when a push was taken, applied when its gradient is in the parameters.
 
-    A worker says itself that a batch is done, to the dealer; it may die before that.
+    A worker itself tells the dealer that a batch is done, but may die before that.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._epochs: dict[int, int] = {}  # the newest of each queue; older ones are over
+        self._epochs: dict[int, int] = {}  # the newest epoch of each queue; older ones are over
         self._accepted: dict[int, set[int]] = {}
         self._applied: dict[int, set[int]] = {}
 
@@ -39,11 +39,11 @@ class AppliedBatches:
         self._note(batches, self._applied)
 
     def accepted(self, batches: Iterable[Sequence[int]]) -> list[list[int]]:
-        """Those of ``batches`` that were taken."""
+        """Which of ``batches`` were accepted."""
         return self._pick(batches, self._accepted)
 
     def applied(self, batches: Iterable[Sequence[int]]) -> list[list[int]]:
-        """Those of ``batches`` whose gradients are in the parameters."""
+        """Which of ``batches`` have their gradients in the parameters."""
         return self._pick(batches, self._applied)
 
     def _note(self, batches: Iterable[Sequence[int]], kept: dict[int, set[int]]) -> None:
@@ -64,13 +64,13 @@ class AppliedBatches:
 
 
 class Service:
-    """One server.
+    """The work of one server.
 
     Args:
-        number: Of this server.
-        workers: How many the job has.
+        number: The number of this server.
+        workers: How many workers the job has.
         timeout: Seconds that a worker may wait for others.
-        host: Where this is, for the record.
+        host: The name of the server's host, for the record.
         total: Adds up a number over all servers, for a table and an update; see ``Table``.
         make_condition: Makes the locks; a simulation has its own.
         clock: Tells the time.
@@ -99,7 +99,7 @@ class Service:
         self.batches = AppliedBatches()
 
     def define(self, rank: int, definition: Definition, area: Area | None) -> None:
-        """A worker describes a table, the same as the others do, and takes its place at it."""
+        """A worker describes a table, in the same way as all others, and takes its place at it."""
         if definition.workers != self.workers:
             raise ValueError(f"a table for {definition.workers} workers, and there are {self.workers}")
         with self._lock:

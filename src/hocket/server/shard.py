@@ -15,7 +15,7 @@ from hocket.server import rule
 from hocket.server.terms import Definition
 
 Gradient = list[torch.Tensor]
-"""Of a dense shard: flat, one tensor per range. Of a table of rows: the numbers of rows, and their gradients."""
+"""A dense shard has one flat tensor per range; a table of rows has the numbers of rows, and their gradients."""
 
 
 class Contribution(NamedTuple):
@@ -26,7 +26,7 @@ class Contribution(NamedTuple):
     weight: float
     present: bytes | None
     staleness: int
-    applied: Callable[[], None] = lambda: None  # called as soon as it is in the parameters, before anybody sees them
+    applied: Callable[[], None] = lambda: None  # called when it is in the parameters, before anybody sees them
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Stored:
     """One entry of an optimizer's state for (a part of) a parameter.
 
     Attributes:
-        index: Of the parameter.
-        start: Of the part: in the workers' bucket, or the first row.
-        key: The optimizer's name for it.
+        index: The index of the parameter.
+        start: Where the part begins: an element of the workers' bucket, or the first row.
+        key: The optimizer's name for the entry.
         value: A tensor, or plain data.
     """
 
@@ -47,7 +47,7 @@ class Stored:
 
 
 class Shard(ABC):
-    """Parameters and their optimizer."""
+    """Parameters that one server owns, and their optimizer."""
 
     optimizer: Optimizer
 
@@ -67,11 +67,11 @@ class Shard(ABC):
 
     @abstractmethod
     def scale(self, gradient: Gradient, factor: float) -> Gradient:
-        """A gradient times a number; it may be changed in place."""
+        """A gradient times a number; the gradient may be changed in place."""
 
     @abstractmethod
     def square(self, gradient: Gradient) -> float:
-        """The sum of its squares."""
+        """The sum of a gradient's squares."""
 
     @abstractmethod
     def apply(self, gradient: Gradient, present: bytes | None) -> None:
@@ -79,15 +79,15 @@ class Shard(ABC):
 
     @abstractmethod
     def state(self) -> list[Stored]:
-        """The optimizer's state; tensors are its own, and not copies."""
+        """The optimizer's state; its tensors are not copied."""
 
     @abstractmethod
     def load_state(self, stored: Sequence[Stored]) -> None:
-        """Go on with this state instead."""
+        """Replace the optimizer's state by this one."""
 
     @contextmanager
     def rate_divided(self, divisor: float) -> Iterator[None]:
-        """Learning rates are so much smaller inside."""
+        """Divide the learning rates inside this context."""
         if divisor == 1:
             yield
             return

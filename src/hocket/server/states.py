@@ -14,14 +14,14 @@ from hocket.server.shard import Stored
 
 @dataclass(frozen=True)
 class Packed:
-    """Descriptions, and the tensors among what they describe, flat."""
+    """An optimizer's state as plain descriptions, and its tensors, flat."""
 
     described: list[list[Any]]
     tensors: list[torch.Tensor]
 
 
 def pack(stored: Sequence[Stored]) -> Packed:
-    """Take apart; tensors are copied, because their server goes on."""
+    """Pack a state; its tensors are copied, because the server goes on changing them."""
     described: list[list[Any]] = []
     tensors = []
     for each in stored:
@@ -37,7 +37,7 @@ def pack(stored: Sequence[Stored]) -> Packed:
 
 
 def allocate(described: Any, length: int) -> Packed:
-    """Room for what is described, which must be of ``length`` bytes."""
+    """Room for the tensors of a described state, which must have ``length`` bytes together."""
     tensors, total = [], 0
     for index, start, key, kind, shape, _ in described:
         if not isinstance(index, int) or not isinstance(start, int) or not isinstance(key, str):
@@ -57,7 +57,7 @@ def allocate(described: Any, length: int) -> Packed:
 
 
 def unpack(packed: Packed) -> list[Stored]:
-    """Put together again."""
+    """The state that ``pack`` was given."""
     tensors = iter(packed.tensors)
     return [
         Stored(index, start, key, next(tensors).view(shape) if kind else value)

@@ -21,7 +21,7 @@ from hocket.transport.simulated import Condition
 
 @dataclass
 class PushTally:
-    """What one worker has done here."""
+    """What one worker has done at a table."""
 
     pushes: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
@@ -37,14 +37,14 @@ class _Group:
 
     contributions: list[Contribution] = field(default_factory=list)
     is_done: bool = False
-    error: HocketError | None = None  # for all of them
+    error: HocketError | None = None  # for all workers of the group
 
 
 class Table:
     """One server's part of a table.
 
     Args:
-        shard: Its parameters and their optimizer.
+        shard: The parameters of the table on this server, and their optimizer.
         condition: Guards everything here; waiting workers sleep in it.
         timeout: Seconds that a worker may wait for others.
         clock: Tells the time.
@@ -71,7 +71,7 @@ class Table:
         self.is_even = True
         """Whether all workers have taken part in every update, so that all are at the same step."""
         self._rounds = self._epoch = 0
-        self._groups: dict[int, list[dict[str, Any]] | None] = {}  # what each worker last said of its rates
+        self._groups: dict[int, list[dict[str, Any]] | None] = {}  # the learning rates that each worker told last
 
     @property
     def version(self) -> int:
@@ -91,10 +91,10 @@ class Table:
         """Take a gradient, wait until the worker may go on, and have it get the parameters.
 
         Args:
-            rank: Of the worker.
-            push: What it says of its gradient.
-            gradient: Is read until this returns.
-            note: Is told when it takes long.
+            rank: The rank of the worker.
+            push: What the worker says of its gradient.
+            gradient: The gradient, which is read until this call returns.
+            note: Is told when the wait takes long.
             pull: Copies the parameters, if they are wanted; called while nobody changes them.
             applied: Called when the gradient is in the parameters, before anybody sees them.
             accepted: Called when the push is taken; its gradient will be applied.
@@ -125,7 +125,7 @@ class Table:
                     try:
                         self._apply([given])
                     finally:
-                        self._condition.notify_all()  # the slowest may be another one now
+                        self._condition.notify_all()  # another worker may be the slowest now
                     self._wait(rank, lambda: self.pace.missing(rank), note, patience=self.terms.patience)
             if pull is not None:
                 self.pace.pull(rank)
@@ -168,12 +168,12 @@ class Table:
             self._condition.notify_all()
 
     def enter(self, rank: int, epoch: int) -> None:
-        """It has got one after all."""
+        """A worker has got a batch of an epoch after all."""
         with self._condition:
             self.pace.enter(rank, epoch)
 
     def await_version(self, version: int, note: Note) -> None:
-        """Wait until there have been so many updates, or rank 0, who is to make them, has ended or has no more data."""
+        """Wait until ``version`` updates are made, or rank 0, which is to make them, has ended or has no more data."""
         with self._condition:
             self._wait(None, lambda: self.pace.at_work(0) if self.version < version else [], note, patience=None)
 
@@ -196,9 +196,9 @@ class Table:
         return self.pace.outstanding(self._epoch, waiting)
 
     def _complete(self) -> None:
-        """Apply what was collected, if that is enough, or nothing more can come before those who wait go on.
+        """Apply the collected gradients, if they are enough, or if no more can come before a waiting worker goes on.
 
-        If it cannot be applied, those who gave it are told, and not whoever happens to call this.
+        If they cannot be applied, the workers that gave them get the error, and not the caller.
         """
         group = self._group
         if not group.contributions:
@@ -237,7 +237,7 @@ class Table:
         clip = self.terms.clip if self.terms.is_collected else None
         if not counted:
             if clip is not None:
-                self._total(self._rounds, 0.0)  # the other servers ask for it
+                self._total(self._rounds, 0.0)  # the other servers ask for this server's part
             return
         gradient, present = self.shard.combine(counted)
         if clip is not None:
@@ -250,7 +250,7 @@ class Table:
         self.pace.version += 1
 
     def _wait(self, rank: int | None, missing: Callable[[], list[int]], note: Note, *, patience: float | None) -> None:
-        """Sleep while anybody is missing; whoever still is after ``patience`` is excused, and then not to be missed."""
+        """Sleep while a worker is missing; one that is still missing after ``patience`` is excused."""
         wait = Wait(self._condition, self._timeout, self._clock, note, "push a gradient")
         began, late = time.perf_counter(), list[int]()
         while ranks := missing():

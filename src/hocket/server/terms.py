@@ -53,13 +53,13 @@ class Slice:
     """Elements ``start`` to ``end`` of a worker's flat bucket, which are (a part of) one parameter.
 
     Attributes:
-        index: Of the parameter.
-        bucket: Of the worker's layout.
-        start: At the beginning of a cache line.
+        index: The index of the parameter.
+        bucket: The number of the bucket in the worker's layout.
+        start: The first element, at the beginning of a cache line.
         end: Where the parameter, or this part of it, ends.
-        group: Of the optimizer, or -1 if it has none.
-        shape: Of the whole parameter, for an optimizer that needs it; then the slice is all of it.
-        stride: Likewise.
+        group: The parameter's group in the optimizer, or -1 if it is in none.
+        shape: The shape of the parameter, for an optimizer that needs whole tensors: then a slice is a whole parameter.
+        stride: The stride of the parameter, for an optimizer that needs whole tensors.
     """
 
     index: int
@@ -90,13 +90,13 @@ class Definition:
     """One server's part of a table.
 
     Attributes:
-        number: Of the table.
-        workers: How many use it.
-        terms: How its updates are paced.
+        number: The number of the table.
+        workers: How many workers use the table.
+        terms: How the table's updates are paced.
         rule: The optimizer (see ``rule.describe``).
         buckets: Type and number of elements of each flat buffer of a worker.
-        slices: What is on this server, in the order of the flat buffers.
-        rows: For a table of rows; there are no slices then.
+        slices: The slices on this server, in the order of the flat buffers.
+        rows: The rows on this server, for a table of rows, which has no slices.
     """
 
     number: int
@@ -113,7 +113,7 @@ class Definition:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Definition:
-        """What ``as_data`` gave; a KeyError, TypeError or ValueError if it is nothing of the kind."""
+        """The definition that ``as_data`` gave; raises KeyError, TypeError or ValueError for other data."""
         return cls(
             number=int(data["number"]),
             workers=int(data["workers"]),
@@ -149,11 +149,11 @@ class Push:
     """What a worker says of a gradient that it pushes.
 
     Attributes:
-        epoch: In which it is; the bound holds within one.
-        weight: How much it counts in an average: the number of its samples, for example. 0: there is nothing in it.
-        present: One byte per slice: whether that parameter has a gradient; None if all have.
+        epoch: The epoch that the worker is in; the bound on staleness holds within one epoch.
+        weight: How much the gradient counts in an average, such as the number of its samples; 0 for an empty push.
+        present: One byte per slice: whether its parameter has a gradient; None if all have.
         groups: Learning rates and other values of the optimizer's groups; None if they are as before.
-        batches: Those that are done with it: queue, epoch and number of each.
+        batches: The batches that this gradient completes: queue, epoch and number of each.
     """
 
     epoch: int = 0

@@ -185,7 +185,7 @@ class Gossip(Spec):
         asynchronous: Average with one neighbour at a time, drawn at random, and wait for nobody (AD-PSGD, Lian et al.
             2018).
         period: Batches between two exchanges.
-        seed: Of the pairs that are drawn.
+        seed: The seed of the pairs that are drawn.
     """
 
     name = "gossip"

@@ -53,7 +53,7 @@ class Delayed(Spec):
 
 @dataclass(frozen=True)
 class DMB(Spec):
-    """Of every ``extra + 1`` batches one is trained on; the others are only predicted while its gradients travel.
+    """One of every ``extra + 1`` batches is trained on; the others are only predicted while its gradients travel.
 
     Distributed mini-batches (Dekel et al. 2012): gradients are never late, and the next one is that of the new model.
 

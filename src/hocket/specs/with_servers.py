@@ -17,7 +17,7 @@ class Served(Spec):
     Attributes:
         clip: The largest norm of a gradient: of the averaged one where gradients are averaged before an update, of each
             worker's where each is applied by itself.
-        placement: Of parameters on servers: ``partitioned``, ``greedy`` or ``round_robin``.
+        placement: How parameters are placed on servers: ``partitioned``, ``greedy`` or ``round_robin``.
         staleness_aware: Divide the rate by the measured staleness, if that is more than 1 (Zhang et al. 2016).
         patience: Seconds after which a worker that holds back others is not waited for until it comes; None is
             ``--timeout``, after which the job ends.
@@ -154,10 +154,10 @@ class Downpour(Served):
     Attributes:
         fetch: Steps between two pulls; between them the worker takes steps of its own.
         push: Steps whose gradients are added up for one push.
-        rate: Of Adagrad; None is the script's learning rate.
+        rate: The learning rate of Adagrad; None is the script's learning rate.
         adagrad: False for plain SGD on the servers.
         warmup: Updates that rank 0 makes alone before the others begin.
-        scale: By which gradients are multiplied.
+        scale: The factor by which gradients are multiplied.
     """
 
     name = "downpour"

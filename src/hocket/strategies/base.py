@@ -71,8 +71,8 @@ class Context:
         model: The model of this worker; changed in place.
         optimizer: The optimizer that trains the model, changed in place; None if the script has not given one.
         members: The parameters that the strategy is for.
-        communicator: Of all workers.
-        client: To the servers of the job; None without any.
+        communicator: The communicator of all workers.
+        client: The connection to the servers of the job; None if there are none.
         on_nan: What is done about gradients that are not finite: ``raise``, ``skip`` or ``ignore``.
         rests: Whether another strategy is at work on the model first, and calls this one when it is its turn.
         batch: The batch at work when the strategy is made.

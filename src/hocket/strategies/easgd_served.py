@@ -29,7 +29,7 @@ class ServedEASGDTraining(ElasticTraining):
     """A worker of a job with servers; nobody waits for anybody, and others go on when a worker is lost.
 
     Attributes:
-        placement: Of the centre on the servers.
+        placement: Which server holds which part of the centre.
     """
 
     def __init__(self, context: Context, spec: EASGD) -> None:

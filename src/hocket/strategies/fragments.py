@@ -19,7 +19,7 @@ class Fragment:
     """Some parameters, their anchor (what they were after the last outer step) and the outer momentum.
 
     Attributes:
-        names: Of the parameters.
+        names: The names of the parameters.
         anchor: One tensor per parameter, the same on all ranks.
         momentum: One tensor per parameter, the same on all ranks.
         nbytes: How much each rank hands to an exchange.

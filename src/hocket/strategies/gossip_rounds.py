@@ -30,7 +30,7 @@ class _InStep(GossipTraining):
 
     @property
     def _number(self) -> int:
-        """Of the round that is to begin, for graphs that change."""
+        """The number of the round that is to begin, for graphs that change."""
         number, turn = self._rounds.when
         return number * _PASS + turn
 

@@ -20,7 +20,7 @@ from hocket.transport.gate import signature
 
 
 class LocalSGDTraining(LocalTraining):
-    """Rounds of so many batches."""
+    """Local steps in rounds of ``period`` batches, with an average at the end of each round."""
 
     def __init__(self, context: Context, spec: LocalSGD) -> None:
         super().__init__(context, spec)
@@ -31,7 +31,7 @@ class LocalSGDTraining(LocalTraining):
 
     @property
     def period(self) -> int:
-        """Of the round that is going on."""
+        """How many batches the round has that is going on."""
         spec = self._spec
         try:
             grown = spec.period * spec.growth ** ((self.batches - self._in_round) // spec.every)

@@ -13,7 +13,7 @@ class NanPolicy:
     """Whether a step may be taken with the last gradients, some of which may not be finite.
 
     Args:
-        names: Of the parameters.
+        names: The names of the parameters.
         on_nan: What the user asked for: ``raise``, ``skip`` or ``ignore``.
 
     Attributes:

@@ -17,14 +17,14 @@ _SCALARS = frozenset(("step", "eta", "mu", "mu_product"))
 
 
 class ServerState:
-    """Hooks on ``optimizer``. What its constructor or the script has put there goes to the servers now.
+    """Hooks on an optimizer; the state that it already has goes to the servers now.
 
     Args:
-        optimizer: The script's.
-        members: Its dense parameters.
-        copy: Of them.
-        sparse: Its other parameters.
-        is_writer: Whether it is this worker that brings state to the servers; all have the same.
+        optimizer: The optimizer of the script.
+        members: The optimizer's dense parameters.
+        copy: The worker's copy of the dense parameters.
+        sparse: The optimizer's sparse parameters.
+        is_writer: Whether this worker is the one that brings state to the servers; all workers have the same state.
     """
 
     def __init__(

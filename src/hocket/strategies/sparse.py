@@ -56,7 +56,7 @@ class SparseTables:
 
     @property
     def numbers(self) -> list[int]:
-        """Of their tables."""
+        """The numbers of the embeddings' tables."""
         return [table.number for table in self._tables.values()]
 
     def __bool__(self) -> bool:

@@ -32,7 +32,7 @@ class Door:
 
     Args:
         listener: A listening socket; closed with this.
-        secret: The job's.
+        secret: The secret of the job.
         name: The number of this end in proofs.
         let_in: Talks with each peer, in a thread of its own.
         refuse: Is told why somebody was turned away, in a few words that are always the same.

@@ -21,9 +21,9 @@ class SharedLock:
     """In one line of ``area``; used in a ``with`` statement, by one thread of each process.
 
     Args:
-        area: That all ranks map.
-        offset: Of the line.
-        rank: Of this process.
+        area: The memory that all ranks map.
+        offset: Where the lock's line begins in the area.
+        rank: The rank of this process.
         timeout: Seconds to wait at most.
     """
 

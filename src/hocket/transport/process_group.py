@@ -52,12 +52,12 @@ class ProcessGroup:
     """Some ranks of the job, over Gloo; beside any group that the script itself makes.
 
     Args:
-        store: With which its members find each other; of this group alone.
-        rank: Of this member in the group.
-        size: How many members it has.
-        address: Of this host, as the others reach it.
-        timeout: Seconds, as everywhere.
-        watch: Tells who is missing.
+        store: The store of this group alone, through which its members find each other.
+        rank: The rank of this member in the group.
+        size: How many members the group has.
+        address: The address at which the others reach this host.
+        timeout: Seconds to wait for the other members.
+        watch: Tells which member is missing.
     """
 
     def __init__(self, store: Store, rank: int, size: int, address: str, timeout: float, watch: Watcher) -> None:
@@ -123,7 +123,7 @@ class ProcessGroup:
     def close(self) -> None:
         """Give back the ports.
 
-        Of a group in which something is still under way they go with the process: Gloo would wait for that.
+        If something is still under way in the group, its ports stay until the process ends: Gloo would wait for it.
         """
         if self._group is not None and not all(work.is_completed() for work in self._under_way):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))

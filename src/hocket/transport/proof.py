@@ -30,7 +30,7 @@ def prove(connection: socket.socket, secret: bytes, name: int, binding: bytes = 
 
     Args:
         connection: Just made, with a timeout, which is for all of it.
-        secret: The job's.
+        secret: The secret of the job.
         name: The number of this end.
         accepts: Whether this end has accepted the connection; the other one has made it.
         binding: What both ends must see alike of the connection: with TLS, the server's certificate.

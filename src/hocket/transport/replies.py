@@ -99,7 +99,7 @@ class Reception:
 
     Args:
         handler: Answers.
-        secret: The job's.
+        secret: The secret of the job.
         name: The number of this end in proofs.
     """
 
@@ -119,7 +119,7 @@ class Reception:
         """Open the doors that a process of the job needs: for its host, and for others where there are any.
 
         Args:
-            config: Of this process.
+            config: The configuration of this process.
             label: Names the socket of this host, which begins with the job's name.
             port: For TCP; 0 is any that is free.
 

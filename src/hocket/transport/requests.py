@@ -43,7 +43,7 @@ class Talk(IntEnum):
 
 
 def encrypted(address: str, config: Config) -> bool:
-    """Whether connections to ``address`` are."""
+    """Whether connections to ``address`` are encrypted."""
     return config.tls == "on" or (config.tls == "auto" and not door.is_loopback(address))
 
 
@@ -51,10 +51,10 @@ def reach(config: Config, secret: bytes, name: int, said: Mapping[str, Any], dea
     """Connect to another process of the job, as ``name``, by what that process has said of itself.
 
     Args:
-        config: Of this process.
-        secret: The job's.
+        config: The configuration of this process.
+        secret: The secret of the job.
         name: The number of this end in proofs.
-        said: What ``Reception.open_for`` gave: a socket of its host, an address and a port.
+        said: What ``Reception.open_for`` gave the other process: a socket of its host, an address and a port.
         deadline: The monotonic time until which to try.
     """
     beside = config.rendezvous is not None and str(said["socket"]).startswith(f"{config.rendezvous}-")
@@ -113,7 +113,7 @@ class WireLink(Link):
     """A link over a socket.
 
     Args:
-        name: Of the server, for messages.
+        name: The name of the server, for messages.
         connect: Makes a connection until a monotonic time, proved and joined.
         timeout: Seconds that the worker may have to wait for others.
     """

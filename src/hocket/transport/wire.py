@@ -89,7 +89,8 @@ class Wire:
 
     Args:
         connection: Proved; blocking, with or without a timeout.
-        most_head: Bytes of a head beyond which a message is refused; ``most_body`` likewise.
+        most_head: Bytes of a head beyond which a message is refused.
+        most_body: Bytes of a body beyond which a message is refused.
     """
 
     connection: socket.socket

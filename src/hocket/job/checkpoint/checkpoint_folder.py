@@ -45,7 +45,7 @@ class CheckpointFolder:
     """The folder, for the one process that writes to it.
 
     Args:
-        folder: Of the checkpoints.
+        folder: The folder of the checkpoints.
         ledger: Is told of temporary folders, so that somebody removes them if this process is killed.
     """
 

@@ -22,7 +22,7 @@ class Position:
 
     Attributes:
         epoch: Passes over the loader's data that are complete; the loader itself goes on in the middle of the next.
-        step: Steps of the optimizer so far; ``samples`` and ``metrics`` likewise.
+        step: Steps of the optimizer so far; ``samples`` and ``metrics`` also count from the begin of the training.
         extra: What was saved as ``extra``.
         path: The checkpoint that was loaded, if any; on rank 0's host.
     """

@@ -81,7 +81,7 @@ class Saver:
         """Copy everything and start to write it; collective.
 
         Args:
-            folder: Of the checkpoints.
+            folder: The folder of the checkpoints.
             subjects: What to save.
             keep: How many checkpoints to keep.
             patient: Wait for the one before if it is still being written, rather than leave this one out.
@@ -274,7 +274,7 @@ def complete(
     """On rank 0: have the parts of all ranks in ``folder``; what their files are like.
 
     Args:
-        folder: Of the checkpoint.
+        folder: The folder of the checkpoint.
         size: How many ranks there are.
         mine: What rank 0 has written.
         remote: What the files of ranks on other hosts contain.

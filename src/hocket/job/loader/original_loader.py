@@ -48,7 +48,7 @@ def remake(loader: DataLoader[Any], dataset: Any, **options: Any) -> DataLoader[
 
 
 def count_samples(loader: DataLoader[Any], size: int) -> int | None:
-    """Of one pass over its data by ``size`` workers together, if its sampler tells."""
+    """How many samples one pass of ``size`` workers over the loader's data has, if its sampler tells."""
     indices, batch = getattr(loader, "sampler", None), loader.batch_size
     if not isinstance(indices, Sized) or batch is None:
         return None
@@ -56,13 +56,13 @@ def count_samples(loader: DataLoader[Any], size: int) -> int | None:
 
 
 def count_batches(loader: DataLoader[Any], indices: Any, size: int, local_to: Communicator | None) -> int | None:
-    """Of one pass over its data: with ``indices`` as many as these have; None where nobody can know.
+    """How many batches one pass over the loader's data has: as many as ``indices``, if given; None if unknown.
 
     Args:
-        loader: The script's.
-        indices: Of this rank; None for a stream.
+        loader: The loader of the script.
+        indices: The indices of this rank; None for a stream.
         size: How many workers divide a batch.
-        local_to: If each has data of its own, all of them: the most that one has; collective then.
+        local_to: The communicator, if each worker has data of its own: then the most of any worker; collective.
     """
     length: int | None = None
     try:
@@ -131,8 +131,8 @@ def check_same_order(communicator: Communicator, first: int) -> None:
     """Raise if a sampler of the script's own yields other indices on other ranks; collective.
 
     Args:
-        communicator: Of all ranks.
-        first: A checksum of its first batch.
+        communicator: The communicator of all ranks.
+        first: A checksum of the sampler's first batch.
     """
     everyone = communicator.allgather(torch.tensor([first])).view(-1).tolist()
     others = [rank for rank, number in enumerate(everyone) if number != everyone[0]]

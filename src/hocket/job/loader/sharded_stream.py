@@ -153,9 +153,9 @@ def level(communicator: Communicator, items: Iterator[Item], is_uneven: Callable
     """``items``, with as many on all ranks as on the one with the most; every step is collective.
 
     Args:
-        communicator: Of all ranks.
-        items: Those of this rank.
-        is_uneven: Asked after the first item: whether this is needed at all.
+        communicator: The communicator of all ranks.
+        items: The items of this rank.
+        is_uneven: Asked after the first item: whether the ranks may have different numbers of items.
     """
     item = next(items, None)
     if not is_uneven():

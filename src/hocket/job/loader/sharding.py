@@ -107,7 +107,7 @@ class ShardedIndices(Sampler[Any]):
         self._rank, self._size, self._whole = rank, size, size * (batch_size or 1)
         self._random, self._generators, self.seed = random, generators, seed
         self.plan = Plan(0)
-        """Of the pass that the next iterator makes."""
+        """The plan of the pass that the next iterator makes."""
 
     @property
     def is_alone(self) -> bool:

@@ -17,10 +17,10 @@ from hocket.strategies.base import BatchAtWork, Why
 
 
 class Turns:
-    """Of one loader.
+    """The turns of one loader.
 
     Attributes:
-        deal: Its end of the queue that all workers share; None if each has data of its own.
+        deal: The loader's end of the queue that all workers share; None if each worker has data of its own.
     """
 
     def __init__(self, worker: Worker, client: Client, original: DataLoader[Any], *, queued: bool, local: bool) -> None:
@@ -53,11 +53,12 @@ class Turns:
         """What is pushed next is for this batch.
 
         Args:
-            counts: What is known of it.
-            batches: Of this pass so far, with this one; ``samples`` likewise.
+            counts: What is known of the batch.
+            batches: Batches of this pass so far, with this one.
+            samples: Samples of this pass so far, with those of this batch.
 
         Returns:
-            The same, with what others have taken meanwhile.
+            ``batches`` and ``samples``, with what other workers have taken meanwhile.
         """
         training = self._worker.training
         if self._before is None:
