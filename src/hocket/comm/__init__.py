@@ -1,1 +1,1 @@
-"""Layer 4: tensors become messages."""
+"""Layer 4, collectives and exchanges of tensors: how groups of workers add up, average, gather and gossip."""

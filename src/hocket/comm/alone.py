@@ -9,7 +9,7 @@ from hocket.transport.gate import Description
 
 
 class AloneCommunicator(Communicator):
-    """Every collective returns at once."""
+    """A group of one worker: every collective returns at once."""
 
     rank, size, way = 0, 1, "none: one worker"
 
@@ -18,16 +18,16 @@ class AloneCommunicator(Communicator):
         return 0.0
 
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
-        """Nothing to add."""
+        """Nothing to do: there is nothing to add."""
 
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone().unsqueeze(0)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Nobody to send to."""
+        """Nothing to do: there is nobody to send to."""
 
     def barrier(self, what: str = "hocket.barrier()") -> None:
-        """Nobody to wait for."""
+        """Nothing to do: there is nobody to wait for."""
 
     def meet(self, number: int, payload: int, what: Description) -> list[int]:
         return [payload]
@@ -36,4 +36,4 @@ class AloneCommunicator(Communicator):
         return [data]
 
     def leave(self, failed: bool) -> None:
-        """Nobody to tell."""
+        """Nothing to do: there is nobody to tell."""

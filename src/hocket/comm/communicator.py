@@ -26,7 +26,7 @@ from hocket.transport.tensor_bytes import view_bytes
 
 
 class Communicator(ABC):
-    """A group of workers. Every method is called by all of them together, and blocks until they have."""
+    """A group of workers. Every method is called by all workers together, and blocks until all have called it."""
 
     rank: int
     size: int
@@ -34,14 +34,14 @@ class Communicator(ABC):
     """How bytes move, in words."""
 
     traffic: NetworkTimes | None = None
-    """What exchanges with other hosts took; None where there are none."""
+    """The times of exchanges with other hosts; None if there are no other hosts."""
 
     nccl: NcclGroup | None = None
     """What connects the GPUs of all ranks, if each has one."""
 
     @property
     def topology(self) -> Topology:
-        """Who is where: all on this host, if nothing else is said."""
+        """Which rank is on which host; by default all are on this host."""
         return Topology(self.rank, (tuple(range(self.size)),), (platform.node(),))
 
     @property
@@ -51,7 +51,7 @@ class Communicator(ABC):
 
     @property
     def memory(self) -> SharedMemory | None:
-        """What connects these workers, if that is memory which all of them map."""
+        """The shared memory of the workers of this host, if they have any."""
         return None
 
     @property
@@ -97,11 +97,11 @@ class Communicator(ABC):
         return [torch.frombuffer(bytearray(part + b"\0"), dtype=torch.uint8)[:-1] for part in parts]
 
     def now(self) -> float:
-        """The time in seconds, which only a simulation has of its own."""
+        """The time in seconds; a simulation has a clock of its own."""
         return time.monotonic()
 
     def open_lane(self) -> Lane | None:
-        """What one more exchange needs to cross hosts; None if all workers are on one."""
+        """What one more exchange needs to cross hosts; None if all workers are on one host."""
         return None
 
     def lay_out(self, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None) -> Layout:
@@ -112,7 +112,7 @@ class Communicator(ABC):
 
         Args:
             tensors: What is to be exchanged.
-            order: The order in which the tensors lie in the buckets; as they come if it is left out.
+            order: The order in which the tensors lie in the buckets; by default that of ``tensors``.
         """
         on_gpu = any(tensor.is_cuda for tensor in tensors[:1])
         travels = self.traffic is not None or (on_gpu and (self.size > 1 or self.nccl is not None))
@@ -142,9 +142,9 @@ class Communicator(ABC):
 
 @contextmanager
 def calling(call: str) -> Iterator[None]:
-    """Within, messages about collectives name this call of the script; the outermost one, if there are several.
+    """Inside this context, messages about collectives name this call of the script, or the outermost of several.
 
-    None is named within ``calling("")``: what is due there, other ranks may do elsewhere.
+    No call is named inside ``calling("")``: other ranks may make its collectives elsewhere.
     """
     token = _call.set(call and (_call.get() or call))
     try:
@@ -154,7 +154,7 @@ def calling(call: str) -> Iterator[None]:
 
 
 def named(what: str) -> str:
-    """A collective by the script's call of which it is a part; ranks in different calls do not do the same."""
+    """The name of a collective with the script's call that it is part of, so that ranks in other calls are noticed."""
     return f"{call}: {what}" if (call := _call.get()) else what
 
 

@@ -92,9 +92,9 @@ class Exchange:
 
     Attributes:
         slots: Where this rank writes its next values, one flat tensor per bucket.
-        slot_views: The same, one view per tensor.
+        slot_views: The slots, as one view per tensor.
         results: The means of the last finished round, one flat tensor per bucket. They may be the slots.
-        result_views: The same, one view per tensor.
+        result_views: The results, as one view per tensor.
         overlaps: Whether buckets that are ``ready`` travel before ``begin``.
         is_under_way: Whether a round has begun that is not finished.
     """
@@ -127,7 +127,7 @@ class Exchange:
 
         Args:
             tensors: This rank's values.
-            weight: By which this rank's values are multiplied. In a weighted mean, all weights have the mean 1.
+            weight: The factor for this rank's values. In a weighted mean, all weights have the mean 1.
         """
         self.claim()
         pairs = [(view, tensor) for view, tensor in zip(self.slot_views, tensors, strict=True) if tensor is not None]
@@ -158,7 +158,7 @@ class Exchange:
             turn.algorithm.progress()
 
     def finish(self) -> list[int]:
-        """Wait for the round that has begun, whose means are in ``results`` then; the payloads of all ranks.
+        """Wait for the round that has begun, whose means are in ``results`` then; returns all payloads.
 
         Raises:
             MismatchError: The ranks' tickets have different numbers.

@@ -20,8 +20,8 @@ class Graph:
     """A topology over whatever members a round has.
 
     Attributes:
-        topology: ``ring``, ``torus``, ``exponential``, ``complete`` or ``pairs``; a torus of a number of members that
-            is no product of two is a ring.
+        topology: ``ring``, ``torus``, ``exponential``, ``complete`` or ``pairs``; a torus of a prime number of members
+            is a ring.
         seed: The seed of the pairs that are drawn anew in every round.
     """
 
@@ -29,10 +29,10 @@ class Graph:
     seed: int = 0
 
     def neighbours(self, members: Sequence[int], rank: int, number: int = 0) -> dict[int, float]:
-        """With whom ``rank`` mixes in round ``number``, and the weight of each; the rest of 1 is its own.
+        """The ranks with which ``rank`` mixes in round ``number``, and their weights; the rest of 1 is its own weight.
 
         These are the weights of Metropolis and Hastings, which are doubly stochastic and symmetric: 1 over one more
-        than the larger degree of the two; so for regular graphs the same for all.
+        than the larger degree of the two members; so in regular graphs all weights are equal.
         """
         ordered, count = sorted(members), len(members)
         place = ordered.index(rank)
@@ -44,16 +44,16 @@ class Graph:
         return {ordered[other]: 1 / (1 + max(len(mine), len(reach(count, other)))) for other in sorted(mine)}
 
     def successors(self, members: Sequence[int], rank: int, number: int = 0) -> list[int]:
-        """To whom ``rank`` sends in round ``number`` of push-sum, where edges have a direction and change with rounds.
+        """The ranks to which ``rank`` sends in round ``number`` of push-sum, whose edges are directed and change.
 
-        It sends an equal share to each, and keeps one.
+        The rank sends an equal share to each, and keeps one.
         """
         ordered = sorted(members)
         place = ordered.index(rank)
         return [ordered[(place + hop) % len(ordered)] for hop in self._hops(len(ordered), number)]
 
     def predecessors(self, members: Sequence[int], rank: int, number: int = 0) -> list[int]:
-        """From whom ``rank`` hears in round ``number`` of push-sum."""
+        """The ranks from which ``rank`` hears in round ``number`` of push-sum."""
         ordered = sorted(members)
         place = ordered.index(rank)
         return [ordered[(place - hop) % len(ordered)] for hop in self._hops(len(ordered), number)]
@@ -65,7 +65,7 @@ class Graph:
         return 2 if self.topology == "torus" and rows_of_torus(count) > 1 else 1
 
     def mixing(self, count: int, number: int = 0) -> list[list[float]]:
-        """The doubly stochastic matrix of round ``number`` for as many members: row i is what i mixes from whom."""
+        """The doubly stochastic matrix of round ``number``: row i has the weights with which member i mixes."""
         matrix = [[0.0] * count for _ in range(count)]
         for i in range(count):
             found = self.neighbours(range(count), i, number)
@@ -75,7 +75,7 @@ class Graph:
         return matrix
 
     def pushing(self, count: int, number: int = 0) -> list[list[float]]:
-        """The matrix of round ``number`` of push-sum, whose columns sum to 1: column i is what i sends to whom."""
+        """The matrix of round ``number`` of push-sum, whose columns sum to 1: column i is what member i sends."""
         matrix = [[0.0] * count for _ in range(count)]
         for i in range(count):
             targets = self.successors(range(count), i, number)
@@ -87,7 +87,7 @@ class Graph:
         """The mean of ``mixing`` over all rounds: the matrix itself, but for pairs."""
         if self.topology != "pairs" or count < 2:
             return self.mixing(count)
-        chance = 1 / (count - 1 if count % 2 == 0 else count)  # that two given members are a pair
+        chance = 1 / (count - 1 if count % 2 == 0 else count)  # the chance that two given members are a pair
         return [[1 - (count - 1) * chance / 2 if i == j else chance / 2 for j in range(count)] for i in range(count)]
 
     def _hops(self, count: int, number: int) -> list[int]:
@@ -156,7 +156,7 @@ def _matching(count: int, seed: int, number: int) -> tuple[int, ...]:
 
 
 def _partner(count: int, place: int, seed: int, number: int) -> int | None:
-    """With whom a member is paired; of an odd number one rests."""
+    """The place of the member's partner; None if it rests, as one does in an odd number of members."""
     order = _matching(count, seed, number)
     at = order.index(place)
     other = at ^ 1

@@ -43,7 +43,7 @@ def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str
 
 
 def average_into(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """The mean again, as training needs it: a running mean by ``lerp``, whose division costs no pass of its own.
+    """Write the mean of ``parts`` to ``out``, as a running mean by ``lerp``, whose division costs no extra pass.
 
     The mean of two infinities is a NaN, which is as bad in a gradient.
     """

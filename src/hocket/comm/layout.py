@@ -10,7 +10,7 @@ import torch
 
 _LINE = 64  # bytes; every tensor starts at a multiple, so that slices keep the alignment that kernels see
 
-_ONE_BUCKET = 1 << 20  # bytes
+_ONE_BUCKET = 1 << 20  # bytes of gradients up to which there is one bucket
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Limits:
 def bucket_limits(total: int) -> Limits:
     """How large buckets are for gradients of ``total`` bytes: a small first one, then four or more of at most 25 MB.
 
-    Little data goes in one: every further message of a few hundred kilobytes costs more than it can hide.
+    Little data goes in one bucket: every further message of a few hundred kilobytes costs more than it can hide.
     """
     if total <= _ONE_BUCKET:
         return Limits(_ONE_BUCKET * 2, _ONE_BUCKET * 2)
@@ -73,13 +73,13 @@ class Layout:
 
     Attributes:
         device: Where the tensors are.
-        places: One for each tensor.
-        buckets: In the order in which they fill up.
+        places: The place of each tensor.
+        buckets: The buckets, in the order in which they fill up.
 
     Args:
         tensors: What is to be placed.
-        order: The order in which they lie in the buckets; as they come if it is left out.
-        limits: On the size of buckets; without them there is one for each dtype.
+        order: The order in which the tensors lie in the buckets; by default that of ``tensors``.
+        limits: Limits on the size of buckets; without them there is one bucket for each dtype.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class Layout:
         dtypes: list[torch.dtype] = []
         current: dict[object, int] = {}
         places: dict[int, Place] = {}
-        left, last_bytes = sum(tensor.nbytes for tensor in tensors), 0  # bytes to come, and of the tensor before
+        left, last_bytes = sum(tensor.nbytes for tensor in tensors), 0  # bytes to come, and bytes of the last tensor
         for i in range(len(tensors)) if order is None else order:
             tensor, dtype = tensors[i], tensors[i].dtype
-            kind = (dtype, tensor.requires_grad) if limits else dtype  # what is frozen need not travel
+            kind = (dtype, tensor.requires_grad) if limits else dtype  # frozen tensors need not travel
             bucket = current.get(kind)
             if bucket is not None and limits is not None and ends[bucket]:
                 full = (ends[bucket] + tensor.numel()) * dtype.itemsize > (limits.most if bucket else limits.first)
@@ -141,7 +141,7 @@ class Layout:
         return sorted(inside, key=lambda i: self.places[i].start)
 
     def on_cpu(self) -> Layout:
-        """The same for buffers of the CPU."""
+        """The same layout for buffers of the CPU."""
         twin = copy.copy(self)
         twin.device = torch.device("cpu")
         return twin

@@ -1,4 +1,4 @@
-"""Collectives of workers that meet at the coordinator: whoever has died is not waited for, and not counted."""
+"""Collectives of workers that meet at the coordinator: dead workers are neither waited for nor counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hocket.errors import StrategyError
 from hocket.transport.gate import Description
 from hocket.transport.tensor_bytes import view_bytes
 
-_AT_ONCE = 1 << 26  # bytes
+_AT_ONCE = 1 << 26  # most bytes in one meeting
 
 
 class Meets(Protocol):
@@ -41,12 +41,12 @@ M = TypeVar("M", bound=Meets)
 
 
 class MeetingCommunicator(Communicator, Generic[M]):
-    """The workers of a job that goes on without those who are lost.
+    """The workers of a job that goes on without lost workers.
 
     Args:
-        client: To the coordinator.
-        host: Where this worker is; those with the same are on one host.
-        name: The name of that host.
+        client: The connection to the coordinator.
+        host: Identifies this worker's host; workers with the same value are on one host.
+        name: The name of this worker's host.
         way: How bytes move, in words.
     """
 
@@ -89,7 +89,7 @@ class MeetingCommunicator(Communicator, Generic[M]):
         what = named(f"broadcast of {describe(tensor)} from rank {root}")
         for part in _parts(tensor):
             found = self.client.gather(what, _bytes(part) if self.rank == root else b"")
-            if root not in found:  # lost: the first of the others takes its place
+            if root not in found:  # if the root is lost, the first of the others takes its place
                 root = min(found)
                 found = self.client.gather(f"{what}, which is lost", _bytes(part) if self.rank == root else b"")
             if self.rank != root:

@@ -4,22 +4,22 @@ Workers may learn of a loss in different rounds, and then have made different gr
 on anything beforehand; instead no edge is used unless both of its ends want it:
 
 - A message says of which pass and round it is. A worker makes its graph when it starts a round, sends to all
-  neighbours in it, and waits for each of them until its message is there, or it is clear that none will come: that one
-  is lost, rests until the next pass, or *skips* this one in this round.
-- Who gets a message from somebody that is no neighbour in its own graph for that round answers that it skips it, as
-  soon as it has started that round itself. So whoever waits is answered, and a worker in the earliest round of all can
-  always go on: no two wait for each other.
+  neighbours in it, and waits for each neighbour until its message is there, or it is clear that none will come: the
+    neighbour is lost, rests until the next pass, or *skips* this worker in this round.
+- A worker that gets a message from another that is no neighbour in its own graph for that round answers that it skips
+  the other, as soon as it has started that round itself. So every wait is answered, and a worker in the earliest round
+  of all can always go on: no two wait for each other.
 - A message has the weight that its sender has for the edge, and both ends use the smaller one. So mixing stays
   symmetric and doubly stochastic, and preserves the mean, whatever the two graphs look like; what is missing of a
   neighbour's weight is a worker's own.
-- A worker that has no more batches in a pass *rests*: it tells everybody from which round on, and skips whoever has not
-  heard it yet. Others, who may be in earlier rounds, make the graphs of that round and later ones without it. It
-  takes part again in the next pass, which begins when all have met.
+- A worker that has no more batches in a pass *rests*: it tells everybody from which round on, and skips workers that
+  have not heard it yet. Others, which may be in earlier rounds, make the graphs of that round and later ones without
+  it. It takes part again in the next pass, which begins when all have met.
 
 In push-sum edges have one direction, so that a waiting worker must ask for the answer; it does so after a moment. What
 comes from somebody that is not waited for counts all the same, a round later: nothing that was pushed may be lost.
 
-The lost are noticed when their connections end, at once if a process dies.
+Lost workers are noticed when their connections end, at once if a process dies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hocket.errors import DeadlineExceeded
 from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.wire import Message, Wire, WireError
 
-_ASK = 0.05  # seconds after which one asks whether something will come
+_ASK = 0.05  # seconds after which a worker asks whether something will come
 _NOTE = 30.0  # seconds between two lines that say who is waited for
 
 Flats = list[torch.Tensor]
@@ -69,12 +69,12 @@ class Arrival:
 
 
 class Rounds:
-    """This worker's part in them.
+    """This worker's part in the rounds of gossip.
 
     Args:
         peers: The links; handlers are set here.
-        template: Flat tensors (of the CPU) as long as those that will travel.
-        timeout: Seconds that one waits for a worker that is alive.
+        template: Flat tensors (of the CPU) of the same lengths as those that will travel.
+        timeout: Seconds to wait for a worker that is alive.
         pushes: For push-sum: edges have one direction, and what comes unexpectedly is kept.
 
     Attributes:
@@ -91,14 +91,14 @@ class Rounds:
         self._mail: dict[When, dict[int, Arrival]] = {}
         self._skips: dict[When, set[int]] = {}
         self._wants: dict[When, set[int]] = {}
-        self._resting: dict[int, dict[int, int]] = {}  # by pass and rank: the first round without it
+        self._resting: dict[int, dict[int, int]] = {}  # by pass and rank, the first round without that rank
         self._late: list[Arrival] = []
         self._free: list[Flats] = []
         self._rests = self._has_told = False
         self._sent = Sending(0)
         self.pushed: dict[int, int] = {}
-        self._arrived: dict[tuple[int, int], int] = {}  # by pass and rank
-        self._broken: set[int] = set()  # lost in this pass
+        self._arrived: dict[tuple[int, int], int] = {}  # messages that have come, by pass and rank
+        self._broken: set[int] = set()  # ranks lost in this pass
         peers.handlers |= {
             PeerKind.DATA: self._take_data, PeerKind.SKIP: self._take_skip, PeerKind.WANT: self._take_want,
             PeerKind.REST: self._take_rest,
@@ -140,8 +140,8 @@ class Rounds:
         """Take no part in this pass any more; nobody is to wait.
 
         Args:
-            for_good: Everybody is told, and makes graphs without this worker. Else whoever wants something of it is
-                answered that nothing comes, and the pass may begin again.
+            for_good: Whether everybody is told, and makes graphs without this worker. Else a worker that waits for this
+                one is answered that nothing comes, and the pass may begin again.
         """
         with self._condition:
             number, turn = self.when
@@ -157,7 +157,7 @@ class Rounds:
                 self._peers.send(rank, PeerKind.REST, {}, generation=number, sequence=turn)
 
     def start(self, flats: Flats, heads: Mapping[int, dict[str, Any]], expected: Iterable[int]) -> None:
-        """Begin the next round: send to all in ``heads``, and expect something of all in ``expected``.
+        """Begin the next round: send to all ranks in ``heads``, and expect a message from all in ``expected``.
 
         The tensors must stay as they are until ``finish``. A worker that rests sends and expects nothing.
         """
@@ -174,10 +174,10 @@ class Rounds:
             self._forget()
 
     def finish(self) -> dict[int, Arrival]:
-        """What has come of those that were expected, by rank; blocks until all is there that will come.
+        """The expected messages that have come, by rank; blocks until all are there that will come.
 
         Raises:
-            DeadlineExceeded: somebody is alive and has neither sent anything nor said that it will not.
+            DeadlineExceeded: a worker is alive and has neither sent a message nor said that it will not.
         """
         begin = self._peers.now()
         asked, told = False, 0.0
@@ -211,13 +211,13 @@ class Rounds:
         return found
 
     def await_pushes(self, counts: Mapping[int, int]) -> None:
-        """Block until as much as others have sent in this pass has come; of the lost, nothing more will.
+        """Block until all that others have sent in this pass has come; lost workers are not waited for.
 
         Args:
-            counts: How many messages, by rank.
+            counts: How many messages each rank has sent.
 
         Raises:
-            DeadlineExceeded: something is still under way.
+            DeadlineExceeded: a message is still under way.
         """
         number = self._started[0]
 
@@ -233,13 +233,13 @@ class Rounds:
                 )
 
     def take_late(self) -> list[Arrival]:
-        """What has come without being expected, in push-sum."""
+        """The messages that have come without being expected, in push-sum."""
         with self._condition:
             late, self._late = self._late, []
             return late
 
     def recycle(self, arrivals: Iterable[Arrival]) -> None:
-        """Their tensors are used for what comes next."""
+        """Use the tensors of these arrivals again for the next messages."""
         with self._condition:
             self._free += [arrival.flats for arrival in arrivals]
 
@@ -259,7 +259,7 @@ class Rounds:
         )
 
     def _answer(self, when: When, listed: Iterable[int]) -> None:
-        """Tell those that wait in a round, and are not listed for it here, that nothing will come."""
+        """Tell workers that wait for this one in a round, and are no neighbours in it here, that nothing will come."""
         mail, listed = self._mail.get(when, {}), set(listed)
         for rank in [rank for rank in mail if rank not in self._expected or self._rests]:
             self._keep_late(mail.pop(rank))
@@ -278,7 +278,7 @@ class Rounds:
             self._free.append(arrival.flats)
 
     def _forget(self) -> None:
-        """What is of rounds before this one."""
+        """Forget messages and answers of rounds before this one."""
         for kept in (self._mail, self._skips, self._wants):
             for when in [when for when in kept if when < self._started]:
                 kept.pop(when)
@@ -289,7 +289,7 @@ class Rounds:
         with self._condition:
             is_past = when < self._started or (self._rests and when[0] == self._started[0])
             is_wanted = when > self._started or rank in self._expected
-            is_wanted = is_wanted and rank not in self._skips.get(when, ())  # it has not used what it got
+            is_wanted = is_wanted and rank not in self._skips.get(when, ())  # it has not used what it was sent
             self._arrived[when[0], rank] = self._arrived.get((when[0], rank), 0) + 1
             self._condition.notify_all()
             if not is_past and is_wanted:
@@ -311,7 +311,7 @@ class Rounds:
         when = (message.generation, message.sequence)
         with self._condition:
             if when <= self._started or (self._rests and when[0] == self._started[0]):
-                self._skip(rank, when)  # after what was sent, if something was
+                self._skip(rank, when)  # this follows anything that was sent
             else:
                 self._wants.setdefault(when, set()).add(rank)
 

@@ -32,25 +32,25 @@ class Pairs:
     Args:
         peers: The links; handlers are set here.
         flats: The vector, as flat tensors of the CPU: to be read and written with ``lock`` held.
-        lock: See there.
+        lock: Guards the vector.
 
     Attributes:
-        distance: What was measured last, if anything: half the square of the distance from the other one's vector.
-        averages: How many there have been, asked for here or elsewhere.
+        distance: The last measurement, if any: half the square of the distance from the other worker's vector.
+        averages: How many averages there have been, asked for by this worker or by others.
     """
 
     def __init__(self, peers: Peers, flats: Flats, lock: Condition) -> None:
         self._peers, self.flats = peers, flats
         self._condition = lock
         self._nbytes = sum(flat.nbytes for flat in flats)
-        self._area: Area | None = None  # of the copy that others read, and of their answer; made for the first beside
+        self._area: Area | None = None  # for the copy that others read, and their answer; made at first use
         self._outgoing: Flats = []
         self._answer: Flats = []
-        self._given: set[int] = set()  # who has the area
-        self._theirs: dict[int, tuple[Flats, Flats]] = {}  # of others: their copy, and where the answer goes
+        self._given: set[int] = set()  # ranks that have the area
+        self._theirs: dict[int, tuple[Flats, Flats]] = {}  # other workers' copies, and where the answers go
         self._free: list[Flats] = []
         self._number = 0
-        self._pending: int | None = None  # whose answer is under way
+        self._pending: int | None = None  # the rank whose answer is under way
         self._unsent = False
         self._pass = -1  # none: the vector is not to be changed by others
         self._next = 0.0
@@ -72,10 +72,10 @@ class Pairs:
             self._pass = number
 
     def close(self, timeout: float) -> None:
-        """Nobody may any more, and nothing is under way when this returns; the sum of all vectors is what it was.
+        """Let nobody average with this worker; returns when nothing is under way. The sum of all vectors is preserved.
 
         Raises:
-            DeadlineExceeded: somebody who is alive has not answered.
+            DeadlineExceeded: a worker that is alive has not answered.
         """
         with self._condition:
             pending = self._pending
@@ -108,7 +108,7 @@ class Pairs:
         return True
 
     def _make_room(self, *, shared: bool) -> None:
-        """For the copy; once there is shared memory it is good for all."""
+        """Make room for the copy: in shared memory, which serves all workers once it is there, or in private memory."""
         if shared and self._area is None:
             self._area = Area.create(2 * _extent(self.flats), "gossip")
             self._outgoing, self._answer = _in_area(self._area, self.flats)
@@ -125,7 +125,7 @@ class Pairs:
     def _take_pair(self, rank: int, message: Message, wire: Wire) -> None:
         if message.body:
             copy = self._receive(message, wire)
-            answer = copy  # in its place
+            answer = copy  # the answer takes the place of the copy
         else:
             copy, answer = self._theirs[rank]
         with self._condition:
@@ -146,7 +146,7 @@ class Pairs:
             if message.sequence > self._number:
                 raise WireError(f"an answer to average {message.sequence} of rank {rank}, which was not asked for")
             if self._pending != rank or message.sequence < self._number:
-                return  # its link was lost while this was being received
+                return  # the link was lost while the message was received
             if message.head["agrees"]:
                 for each, flat in zip(step, self.flats, strict=True):
                     flat.sub_(each)

@@ -16,14 +16,14 @@ Handler = Callable[[int, Message, Wire], None]
 """Takes a message of a rank, in the thread that hears that rank; must receive the whole body, and wait for nobody."""
 
 Gather = Callable[[str, bytes], Mapping[int, bytes]]
-"""What all workers give, by rank; collective."""
+"""Takes this worker's data, and gives those of all workers, by rank; collective."""
 
 
 class Sending:
     """Messages that are being sent, whose bytes must stay as they are meanwhile.
 
     Args:
-        count: How many.
+        count: How many messages there are.
         then: Called when all of them are out, or will never be.
     """
 
@@ -32,7 +32,7 @@ class Sending:
         self._condition = threading.Condition()
 
     def note(self) -> None:
-        """One of them is out, or will never be."""
+        """One message is out, or will never be."""
         with self._condition:
             self._left -= 1
             self._condition.notify_all()
@@ -41,7 +41,7 @@ class Sending:
             self._then()
 
     def wait(self, timeout: float) -> bool:
-        """Until all are; False if that takes too long."""
+        """Wait until all messages are out; False if that takes too long."""
         with self._condition:
             return self._condition.wait_for(lambda: self._left <= 0, timeout)
 
@@ -52,10 +52,10 @@ class Peers(ABC):
     Handlers are to be set before ``join``.
 
     Attributes:
-        rank: This worker.
-        handlers: By kind of message.
+        rank: The rank of this worker.
+        handlers: The handler of each kind of message.
         on_loss: Called, by any thread, when a worker is gone.
-        lost: When each of the lost was noticed, by rank.
+        lost: When the loss of each lost worker was noticed, by rank.
     """
 
     def __init__(self, rank: int) -> None:
@@ -66,7 +66,7 @@ class Peers(ABC):
 
     @abstractmethod
     def join(self, gather: Gather) -> None:
-        """Be there for all others, and connect to them; collective.
+        """Let all other workers connect, and connect to them; collective.
 
         Raises:
             JobError: a worker that is alive cannot be reached by another one; on all ranks.
@@ -77,11 +77,11 @@ class Peers(ABC):
         """Make links anew between workers that are alive and have lost each other; collective.
 
         Args:
-            broken: The same pairs of ranks for all workers.
+            broken: The pairs of ranks without a link, the same on all workers.
             gather: See ``join``.
 
         Raises:
-            JobError: it is not possible; on all ranks.
+            JobError: a link cannot be made; on all ranks.
         """
 
     @property
@@ -98,19 +98,19 @@ class Peers(ABC):
         self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
         sequence: int = 0, sent: Sending | None = None, area: Area | None = None,
     ) -> None:  # fmt: skip
-        """Have a message sent; returns at once. To a worker that is gone, nothing is.
+        """Have a message sent; returns at once. Nothing is sent to a worker that is gone.
 
-        Shared memory may go with it to a worker that is beside this one.
+        Shared memory may go with the message to a worker on this host.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Say goodbye: what was given to be sent still is, if that is possible at once."""
+        """Say goodbye; messages that were given to be sent still are, if that is possible at once."""
 
     def now(self) -> float:
         """The time, in seconds."""
         return time.monotonic()
 
     def condition(self) -> Condition:
-        """In which this worker, and those that hear others for it, wait for each other."""
+        """A condition in which this worker and the threads that hear others wait for each other."""
         return threading.Condition()

@@ -1,8 +1,8 @@
 """Collectives over several hosts: Gloo between them, shared memory inside each.
 
 Every collective begins with one message of a fixed length to all ranks, in which they compare what they came for.
-Small tensors travel in it. Of large ones, each host first makes its own sum, of which local rank i carries slice i
-to its like on the other hosts.
+Small tensors travel in that message. Large ones are first added up on each host, and local rank i carries slice i of
+the sum to local rank i of the other hosts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hocket.errors import MismatchError, UsageError
 from hocket.transport.gate import Description, ranks, say, signature
 from hocket.transport.process_group import ProcessGroup, Watcher
 
-_MESSAGE = 1024  # bytes
-_HEAD = struct.Struct("<qqq8x")  # signature, payload, length of what comes with it
+_MESSAGE = 1024  # bytes of the first message
+_HEAD = struct.Struct("<qqq8x")  # signature, payload, length of the data that follows
 _ROOM = _MESSAGE - _HEAD.size
 _GLOO = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8)
 _HAND = "collectives"
@@ -36,7 +36,7 @@ class HostsCommunicator(Communicator):
     """The workers of a job on several hosts.
 
     Attributes:
-        traffic: What the exchanges of this worker took.
+        traffic: The times of this worker's exchanges.
     """
 
     def __init__(self, topology: Topology, local: Communicator, watch: Watcher, groups: Groups) -> None:
@@ -143,7 +143,7 @@ class HostsCommunicator(Communicator):
         for group in self._made:
             group.close()
         self._made.clear()
-        self._groups = _no_more_groups  # and with the old one goes the store
+        self._groups = _no_more_groups  # which also lets go of the store
         self._local.leave(failed)
 
     def _group(self, name: str, members: list[int]) -> ProcessGroup:
@@ -152,7 +152,7 @@ class HostsCommunicator(Communicator):
         return made
 
     def _new_column(self) -> ProcessGroup | None:
-        """A new group of the ranks that carry the same slice as this one; None if it carries none."""
+        """A new group of the ranks that carry the same slice as this rank; None if this rank carries none."""
         number = next(self._number)
         for i, column in enumerate(self.topology.columns):
             if self.rank in column:
@@ -160,7 +160,7 @@ class HostsCommunicator(Communicator):
         return None
 
     def _meet(self, what: str, payload: int = 0, data: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """Compare what the ranks came for; everyone's message, which brings small data along."""
+        """Compare what the ranks came for; returns the messages of all ranks, which bring small data along."""
         self._watch.enter(_HAND)
         number = signature(what)
         rows = self._exchange(number, payload, data, what)

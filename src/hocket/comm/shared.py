@@ -18,8 +18,8 @@ from hocket.comm.layout import Bucket, Place, cut
 from hocket.transport.gate import Description, signature
 from hocket.transport.shared_memory import SharedMemory
 
-_SCRATCH = 1 << 20  # bytes per slot of the memory for collectives by hand; larger tensors go through it in parts,
-_SCRATCH_PER_RANK = 1 << 17  # of which every rank should have this much to do
+_SCRATCH = 1 << 20  # bytes per slot of the memory for collectives by hand; larger tensors go through it in parts
+_SCRATCH_PER_RANK = 1 << 17  # bytes of each part that every rank should have to reduce
 
 
 class SharedCommunicator(Communicator):

@@ -1,4 +1,4 @@
-"""The group of simulated workers: what all of them would compute alike is computed once, and takes virtual time."""
+"""The group of simulated workers: results that all would compute alike are computed once, and take virtual time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SimulatedCommunicator(SharedCommunicator):
     """Simulated workers in one process.
 
     Args:
-        memory: Where they meet.
-        speed: The network between any two of them. A collective takes as long as on a ring.
+        memory: The simulated memory at which the workers meet.
+        speed: The network between any two workers. A collective takes as long as on a ring.
     """
 
     def __init__(self, memory: SimulatedMemory, speed: Speed) -> None:
@@ -34,7 +34,7 @@ class SimulatedCommunicator(SharedCommunicator):
         return self._simulated.host.simulation.now()
 
     def ring_seconds(self, nbytes: int) -> float:
-        """How long it takes until all ranks have the sum of so many bytes."""
+        """How long it takes on a ring until all ranks have the sum of ``nbytes`` bytes."""
         steps = 2 * (self.size - 1)
         return steps * self._speed.seconds(nbytes // self.size) if steps else 0.0
 
@@ -66,7 +66,7 @@ class SimulatedCommunicator(SharedCommunicator):
         return Exchange(layout, [SimulatedMean(self, self._simulated, layout) for _ in range(turns)])
 
     def together(self, what: str, mine: Any, combine: Callable[[list[Any]], Any], nbytes: int) -> Any:
-        """What ``combine`` makes of that of all ranks; it takes the time of so many bytes on a ring."""
+        """What ``combine`` makes of the values of all ranks; takes as long as ``nbytes`` bytes on a ring."""
         what = named(what)
         _, result = self._simulated.bring(signature(what), 0, what, mine, combine)
         self.sleep(self.ring_seconds(nbytes))
@@ -99,7 +99,7 @@ class SimulatedMean(Algorithm):
         return payloads
 
     def _average(self, brought: list[tuple[float, list[torch.Tensor]]]) -> tuple[float, list[torch.Tensor]]:
-        """When the last rank began, and the means."""
+        """The time at which the last rank began, and the means."""
         means = [torch.empty_like(slot) for slot in self.slots]
         for bucket, mean in enumerate(means):
             parts = [slots[bucket] for _, slots in brought]

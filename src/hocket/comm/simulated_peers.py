@@ -34,14 +34,14 @@ class SimulatedPeers(Peers):
     def __init__(self, network: SimulatedNetwork, rank: int) -> None:
         super().__init__(rank)
         self._network = network
-        self._arrivals: dict[int, float] = {}  # of the last message to each rank: none overtakes another
+        self._arrivals: dict[int, float] = {}  # when the last message to each rank arrives: none overtakes another
 
     def join(self, gather: Gather) -> None:
         self._network.workers[self.rank] = self
         gather("gossip: links between workers", b"")
 
     def repair(self, broken: Iterable[tuple[int, int]], gather: Gather) -> None:
-        """No link breaks."""
+        """Nothing to do: no simulated link breaks."""
 
     @property
     def live(self) -> list[int]:
@@ -88,7 +88,7 @@ class SimulatedPeers(Peers):
 
 
 class _ArrivedBody:
-    """In place of a wire: the bytes of one message."""
+    """The bytes of one simulated message, in place of a wire."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = memoryview(data), 0

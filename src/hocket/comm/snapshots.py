@@ -1,4 +1,4 @@
-"""A worker asks all others for what they have now; their threads answer, and they are not held up."""
+"""Snapshots of other workers: one asks all others for their tensors; their threads answer, so training goes on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Snapshot = tuple[dict[str, Any], Flats]
 
 
 class Snapshots:
-    """Both sides of it.
+    """Asks other workers for snapshots, and answers when they ask.
 
     Args:
         peers: The links; handlers are set here.
-        take: Copies what this worker has, with a few words about it; called by any thread. The tensors are flat, of the
-            CPU, and as long on all workers.
+        take: Copies this worker's tensors, with a few words about them; called by any thread. The tensors are flat, of
+            the CPU, and of the same lengths on all workers.
     """
 
     def __init__(self, peers: Peers, take: Callable[[], Snapshot]) -> None:
@@ -35,7 +35,7 @@ class Snapshots:
         peers.on_loss.append(self._wake)
 
     def collect(self, timeout: float) -> list[Snapshot]:
-        """Those of all other workers that are alive and answer in time."""
+        """The snapshots of all other workers that are alive and answer in time."""
         deadline = self._peers.now() + timeout
         others = [rank for rank in self._peers.live if rank != self._peers.rank]
         with self._condition:
@@ -54,7 +54,7 @@ class Snapshots:
                     file=sys.stderr,
                     flush=True,
                 )
-            self._number += 1  # what comes later is for nobody
+            self._number += 1  # answers that come later are dropped
             return [snapshot for _, snapshot in sorted(found.items())]
 
     def _answer(self, rank: int, message: Message, _: Wire) -> None:

@@ -46,7 +46,7 @@ class Topology:
 
     @property
     def local_rank(self) -> int:
-        """The place of this rank among them."""
+        """The place of this rank among the ranks on its host."""
         return self.local.index(self.rank)
 
     @property

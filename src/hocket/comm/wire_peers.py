@@ -27,12 +27,12 @@ from hocket.transport.wire import Closed, Wire, until
 
 _RETRY = 0.02
 _KNOCK = 10.0  # seconds in which another worker must let this one in
-_GOODBYE = 1.0  # seconds in which what was given to be sent still is
+_GOODBYE = 1.0  # seconds in which messages that were given to be sent still are
 _WELCOME = 0  # the one message that goes the other way: this worker is heard
 
 
 class WirePeers(Peers):
-    """Real workers, over sockets.
+    """Links to all other real workers, over sockets.
 
     Args:
         config: The configuration of this worker.
@@ -48,7 +48,7 @@ class WirePeers(Peers):
         self._where: dict[int, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
-        self._is_connecting = True  # until all are: a wire may end, and another take its place
+        self._is_connecting = True  # until all are connected, a wire may end, and another take its place
         self._process = os.getpid()
 
     def join(self, gather: Gather) -> None:
@@ -61,7 +61,7 @@ class WirePeers(Peers):
     def repair(self, broken: Iterable[tuple[int, int]], gather: Gather) -> None:
         others = sorted({other for pair in broken if self.rank in pair for other in pair} - {self.rank})
         for other in others:
-            self._lose(other)  # if one side alone has noticed, its wires are there still
+            self._lose(other)  # if only the other side has noticed, these wires are still there
             with self._lock:
                 self.lost.pop(other, None)
                 self._incoming.pop(other, None)
@@ -141,7 +141,7 @@ class WirePeers(Peers):
                     )
 
     def _reach(self, rank: int) -> Wire:
-        """A wire on which the other worker has said that it hears this one; if it was too busy for that, a new one."""
+        """A wire on which the other worker has said that it hears this one; if it was too busy, a new one."""
         deadline = time.monotonic() + min(self._config.timeout, _KNOCK)
         while True:
             wire = self._knock(self._where[rank], deadline)
@@ -184,7 +184,7 @@ class WirePeers(Peers):
         return self._config.tls == "on" or (self._config.tls == "auto" and not door.is_loopback(address))
 
     def _let_in(self, wire: Wire, rank: int) -> None:
-        """Hear a worker, to the end."""
+        """Hear a worker until its wire ends."""
         with self._lock:
             before = self._incoming.get(rank)
             is_known = 0 <= rank < self._config.size and rank not in self.lost
@@ -192,7 +192,7 @@ class WirePeers(Peers):
                 return
             self._incoming[rank] = wire
         if before is not None:
-            before.close()  # a wire that the other one has given up
+            before.close()  # a wire that the other worker has given up
         try:
             wire.send(_WELCOME, 0, {})
             while True:
@@ -200,7 +200,7 @@ class WirePeers(Peers):
                 self.handlers[message.kind](rank, message, wire)
         except Closed:
             pass
-        except Exception as error:  # of any kind: it came from outside
+        except Exception as error:  # any kind of error may come from outside
             if not self._is_closed:
                 print(f"hocket: a message of rank {rank} was refused: {error!r}", file=sys.stderr, flush=True)
         with self._lock:
@@ -216,7 +216,7 @@ class WirePeers(Peers):
             self._lose(out.rank)
 
     def _lose(self, rank: int) -> None:
-        """A wire of a worker has ended. Both are closed, so that it notices, too, if it is alive after all."""
+        """A wire of a worker has ended: close both wires, so that the worker notices if it is alive after all."""
         with self._lock:
             out, wire = self._out.pop(rank, None), self._incoming.get(rank)
             if self._is_closed or rank in self.lost:
@@ -232,7 +232,7 @@ class WirePeers(Peers):
 
 
 class _Outgoing:
-    """What is to be sent to one worker."""
+    """The messages to be sent to one worker, and the thread that sends them."""
 
     def __init__(self, rank: int, wire: Wire, lose: Callable[[_Outgoing], None]) -> None:
         self.rank, self.wire, self._lose = rank, wire, lose
@@ -247,11 +247,11 @@ class _Outgoing:
             self._drain()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """No more messages will be given."""
         self._queue.put(None)
 
     def close(self, deadline: float) -> None:
-        """When all is sent, or at the monotonic time ``deadline``."""
+        """Close the wire when all is sent, or at the monotonic time ``deadline``."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         self.wire.close()
 
@@ -275,7 +275,7 @@ class _Outgoing:
         self._drain()
 
     def _drain(self) -> None:
-        """Nobody is to wait for what will never be sent."""
+        """Settle messages that will never be sent, so that nobody waits for them."""
         while True:
             try:
                 item = self._queue.get_nowait()

@@ -62,7 +62,7 @@ class ServerTold(Protocol):
     """
 
     def lose(self, rank: int, why: str, held: Sequence[Batch]) -> Callable[[], dict[str, Any]]:
-        """Tell the server of a loss; its answer has the ``round`` that ends without the worker, and ``kept`` batches."""
+        """Tell the server of a loss; the answer has the ``round`` that ends without it, and the ``kept`` batches."""
         ...
 
     def welcome(self, rank: int) -> Callable[[], Any]:

@@ -1,1 +1,1 @@
-"""Layer 5: messages become bytes."""
+"""Layer 5, how bytes move between processes: shared memory, sockets, Gloo, NCCL and simulations of them."""

@@ -1,4 +1,4 @@
-"""One number per rank in shared memory that only goes up; the others look at it, or wait until it is there."""
+"""One number per rank in shared memory that only goes up; other ranks read it, or wait until it is high enough."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPINS = 50
 
 
 class Counters:
-    """The numbers of the ranks that meet at ``gate``, all zero at first; they may go round."""
+    """The numbers of the ranks that meet at ``gate``, all zero at first; they may wrap around."""
 
     @staticmethod
     def nbytes(size: int) -> int:
@@ -28,7 +28,7 @@ class Counters:
         self._nobody = bytes(gate.size)
 
     def advance(self, count: int) -> None:
-        """Let this rank's number be ``count``."""
+        """Set this rank's number to ``count``."""
         self._words[self._gate.rank * 16] = count & 0xFFFFFFFF
         futex.fence()
         if self._asleep.tobytes() != self._nobody:
@@ -40,7 +40,7 @@ class Counters:
         return all((words[rank * 16] - count) & 0xFFFFFFFF < 1 << 31 for rank in ranks)
 
     def wait(self, count: int, ranks: range, what: Description) -> None:
-        """Until it is; raises as ``Gate.meet`` does."""
+        """Wait until the number of each of ``ranks`` is at least ``count``; raises as ``Gate.meet`` does."""
         spins, waiting = _SPINS, None
         for rank in ranks:
             begin, slept = time.perf_counter(), False

@@ -1,4 +1,4 @@
-"""Where workers come in to a server: only who proves the job's secret is heard, and no crowd is in the way."""
+"""Doors at which servers let workers in: only peers that prove the job's secret, and strangers cannot block them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hocket.transport import tls
 from hocket.transport.proof import NotProved, prove
 from hocket.transport.wire import Wire, hang_up, keep_from_children
 
-_PROOF = 5.0  # seconds that a stranger has
-_STRANGERS = 128  # at once; when there are more, the one that has been here longest has to go
+_PROOF = 5.0  # seconds that a stranger has to prove the secret
+_STRANGERS = 128  # most strangers at once; if more come, the one that has been here longest has to go
 _RETRY = 0.02
 _SILENCE = 10_000  # milliseconds of unanswered bytes after which a connection is given up
 _RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, since Linux 6.15
@@ -28,15 +28,16 @@ LetIn = Callable[[Wire, int], None]
 
 
 class Door:
-    """Listens in a thread, and has one for each peer.
+    """Listens in a thread, and has one more thread for each peer.
 
     Args:
-        listener: A listening socket; closed with this.
+        listener: A listening socket; closed with the door.
         secret: The secret of the job.
         name: The number of this end in proofs.
         let_in: Talks with each peer, in a thread of its own.
         refuse: Is told why somebody was turned away, in a few words that are always the same.
-        context: For TLS, and ``binding`` what stands for its certificate.
+        context: The context for TLS, if there is any.
+        binding: What stands for the certificate of ``context`` in proofs.
     """
 
     def __init__(
@@ -60,15 +61,15 @@ class Door:
 
     @property
     def port(self) -> int:
-        """On which it listens."""
+        """The port on which the door listens."""
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Close the door: let no more peers in."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(_PROOF)  # or it could accept at a descriptor that has become another's
+        self._thread.join(_PROOF)  # else it could accept at a descriptor that is used again
         self._listener.close()
         with self._lock:
             for connection in self._strangers:
@@ -88,7 +89,7 @@ class Door:
                     connection = tls.wrap_server(connection, self._context)
                 self._note(connection)
                 threading.Thread(target=self._meet, args=(connection,), daemon=True, name="hocket-peer").start()
-            except (OSError, RuntimeError):  # it has gone, or there are too many threads in this process
+            except (OSError, RuntimeError):  # the peer has gone, or this process has too many threads
                 self._forget(connection)
                 connection.close()
 
@@ -126,7 +127,7 @@ class Door:
 
 
 def listen_here(name: str) -> socket.socket:
-    """A socket for this host alone: it has no file, and goes with its process."""
+    """A listening socket for this host alone: it has no file, and ends with its process."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(f"\0{name}")
@@ -140,7 +141,7 @@ def listen_here(name: str) -> socket.socket:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A TCP socket; port 0 is any that is free."""
+    """A listening TCP socket; port 0 is any that is free."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=1024)
@@ -175,7 +176,7 @@ def knock(address: str, port: int, secret: bytes, number: int, deadline: float, 
     """Connect to a server over TCP, as peer ``number``; tries until the monotonic time ``deadline``.
 
     Raises:
-        NotProved: who answers there is none of this job, or TLS is not the same at both ends.
+        NotProved: the process that answers is not of this job, or TLS is not the same at both ends.
         JobError: nobody was there in time.
     """
 
@@ -195,7 +196,7 @@ def knock(address: str, port: int, secret: bytes, number: int, deadline: float, 
 
 
 def prepare(connection: socket.socket) -> None:
-    """For messages that may be long, with long silence between them, to a host that may be cut off."""
+    """Set up a connection for long messages, with long silence between them, to a host that may be cut off."""
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:
         return
@@ -210,12 +211,12 @@ def prepare(connection: socket.socket) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this host reaches it."""
+    """Whether only this host reaches ``address``."""
     return address.startswith("127.") or address in ("::1", "localhost")
 
 
 def _introduce(make: Callable[[], tuple[socket.socket, bytes]], secret: bytes, number: int, deadline: float) -> Wire:
-    """Make a connection and prove the secret; again, unless that is of no use, until ``deadline``."""
+    """Make a connection and prove the secret; tries until ``deadline``, unless that is of no use."""
     while True:
         try:
             connection, binding = make()

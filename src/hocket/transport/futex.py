@@ -42,7 +42,7 @@ def wait(address: int, seen: int, seconds: float) -> None:
 
 
 def wake(address: int, count: int = _EVERYONE) -> None:
-    """Wake everyone, or so many, who sleep on the word at ``address``."""
+    """Wake ``count`` sleepers, by default all, on the word at ``address``."""
     _syscall(_FUTEX, address, _WAKE, count, None)
 
 

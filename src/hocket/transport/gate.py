@@ -55,7 +55,7 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 class Waiting(NamedTuple):
-    """A wait for other ranks: for what, since when, and who has come."""
+    """A wait for other ranks: what it is for, since when, and who has come."""
 
     what: Description
     since: float
@@ -63,27 +63,27 @@ class Waiting(NamedTuple):
 
 
 class Outlook(Protocol):
-    """What is known of ranks on other hosts, where there are any, to those who wait at a gate."""
+    """What ranks that wait at a gate know of ranks on other hosts, if there are any."""
 
     def look(self, what: Description, since: float) -> None:
         """Called now and then during a wait that began at the monotonic time ``since``.
 
-        Raises if it is in vain or past its deadline.
+        Raises if the wait is in vain or past its deadline.
         """
 
     def rest(self) -> None:
         """The wait is over."""
 
     def explain(self, error: Exception, what: Description) -> Exception:
-        """What is behind the loss of a rank at this gate: it may have failed because of another one elsewhere."""
+        """The cause of the loss of a rank at this gate, which may be another rank on another host."""
 
 
 class Gate:
     """The meeting point of ``size`` ranks, in the first bytes of ``area``.
 
     Attributes:
-        numbers: How each of them is called in messages: the job's ranks, where the group is one host of several.
-        outlook: On other hosts, if there are any; then it is told of waits, and minds the deadline.
+        numbers: The number of each rank in messages: its rank in the job, where the group is one host of several.
+        outlook: The outlook on other hosts, if there are any; it is told of waits, and minds the deadline.
     """
 
     @staticmethod
@@ -157,7 +157,7 @@ class Gate:
         return payloads.tolist()
 
     def leave(self, failed: bool) -> None:
-        """Tell those who may wait for this rank that its script has ended."""
+        """Tell ranks that may wait for this rank that its script has ended."""
         self._words[self.rank * 16 + _STATE] = _FAILED if failed else _FINISHED
         while self._pidfds:
             _, pidfd = self._pidfds.popitem()
@@ -165,14 +165,14 @@ class Gate:
                 os.close(pidfd)
 
     def sleep(self, peer: int, waiting: Waiting, words: memoryview, address: int, asleep: memoryview) -> None:
-        """Until ``peer`` has arrived.
+        """Sleep until ``peer`` has arrived.
 
         Args:
             peer: The rank to wait for.
-            waiting: Since when, and for what.
-            words: One line per rank, that begins with the number which it changes when it arrives.
-            address: Where those lines are.
-            asleep: One byte per rank, by which those who change their number know that someone sleeps.
+            waiting: Since when this rank waits, and for what.
+            words: One line per rank, which begins with the number that the rank changes when it arrives.
+            address: Where the lines are.
+            asleep: One byte per rank: whether it sleeps, so that a rank that changes its number knows to wake others.
         """
         word, arrived = peer * 16, waiting.arrived
         start = time.monotonic()
@@ -267,7 +267,7 @@ class Gate:
 
 
 def disagreement(said: Mapping[str, Sequence[int]]) -> MismatchError:
-    """The error of ranks that came to one meeting for different things, which ``said`` has in words."""
+    """The error of ranks that came to one meeting for different things: ``said`` maps each to its ranks."""
     return MismatchError(
         "the ranks do not do the same: "
         + "; ".join(f"{ranks(who)}: {text}" for text, who in said.items())

@@ -40,7 +40,7 @@ class Target(NamedTuple):
 def addresses(interface: str | None = None) -> list[tuple[str, str]]:
     """The names and addresses of this host's interfaces that are up, loopback last.
 
-    With ``interface`` those of one of them, or of several, separated by commas: hosts may have different names for it.
+    With ``interface``, only those of one interface, or of several, separated by commas: names may differ between hosts.
     IPv6 addresses that hold on one link only are left out.
     """
     found = [*_version_4(), *_version_6()]
@@ -66,7 +66,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no longer; the thread has ended then."""
+        """Stop to listen; returns when the thread has ended."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -102,7 +102,7 @@ class Listener:
 
 
 def try_addresses(targets: Sequence[Target], secret: bytes, seconds: float) -> list[Target]:
-    """Try all ``targets`` at once; those of them that lead to the host that is meant.
+    """Try all ``targets`` at once; returns those that lead to the host that is meant.
 
     Blocks at most ``seconds``, and not long after every host has answered somewhere: addresses that lead nowhere often
     are silent.

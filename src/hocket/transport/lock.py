@@ -1,7 +1,7 @@
 """A lock between processes that map the same memory; the kernel takes it from a process that dies.
 
-A record lock on the ``memfd`` says who has it, and a futex wakes those who wait. The descriptor of the area must stay
-open, and be the only one of this process for that memory: closing another one would give up the lock.
+A record lock on the ``memfd`` says which process has the lock, and a futex wakes those that wait. The descriptor of the
+area must stay open, and be the only one of this process for that memory: closing another one would give up the lock.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from hocket.transport import futex
 from hocket.transport.area import LINE, Area
 
 _SLICE = 0.1  # seconds of sleep between two looks
-_NEWS, _HOLDER = 0, 1  # words: changes with every release; who had it last
+_NEWS, _HOLDER = 0, 1  # words: one changes with every release; one names the last holder
 
 
 class SharedLock:
-    """In one line of ``area``; used in a ``with`` statement, by one thread of each process.
+    """A lock in one line of ``area``; used in a ``with`` statement, by one thread of each process.
 
     Args:
         area: The memory that all ranks map.
@@ -32,13 +32,13 @@ class SharedLock:
         self._words = area.words[offset : offset + LINE].cast("I")
         self._address = area.address() + offset
         self._releases = 0
-        self.waited = 0.0  # seconds so far
+        self.waited = 0.0  # seconds that this process has waited for the lock
 
     def __enter__(self) -> None:
-        """Have the lock.
+        """Take the lock.
 
         Raises:
-            DeadlineExceeded: another rank, which is named, has kept it too long.
+            DeadlineExceeded: another rank, which is named, has kept the lock too long.
         """
         if not try_record(self._area, self._offset):
             self._wait()
@@ -46,7 +46,7 @@ class SharedLock:
 
     def __exit__(self, *_: object) -> None:
         free_record(self._area, self._offset)
-        # A number that no release has written before, so that whoever saw another one does not fall asleep.
+        # A number that no release has written before, so that a process that saw another one does not fall asleep.
         self._releases += 1
         self._words[_NEWS] = (self._rank << 22 | self._releases & (1 << 22) - 1) & 0xFFFFFFFF
         futex.fence()
@@ -77,5 +77,5 @@ def try_record(area: Area, offset: int) -> bool:
 
 
 def free_record(area: Area, offset: int) -> None:
-    """Unlock it."""
+    """Unlock one byte of ``area``."""
     fcntl.lockf(area.descriptor, fcntl.LOCK_UN, 1, offset)

@@ -17,7 +17,7 @@ class NcclGroup:
     """All ranks of a job, each with a GPU of its own.
 
     Attributes:
-        users: Who sends over it; if there are several, they must do so in the same order on all ranks.
+        users: The exchanges that use the group; if there are several, they must send in the same order on all ranks.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class NcclGroup:
         return self._group.allreduce([tensor], dist.AllreduceOptions())
 
     def wait(self, work: Any) -> None:
-        """Have the current stream go on when ``work`` is done; does not wait itself."""
+        """Have the current stream wait until ``work`` is done; the calling thread does not wait."""
         work.wait()
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ _LATER = 60.0  # seconds after the watch's own deadline at which Gloo would give
 
 
 def _are_there(store: Store, keys: list[str], seconds: float) -> bool:
-    """Whether all ``keys`` have been set; waits so long for them."""
+    """Whether all ``keys`` have been set; waits for them up to ``seconds``."""
     try:
         store.wait(keys, timedelta(seconds=seconds))
     except dist.DistStoreError:
@@ -33,7 +33,7 @@ def _are_there(store: Store, keys: list[str], seconds: float) -> bool:
 
 
 class Watcher(Outlook, Protocol):
-    """What is known of ranks on other hosts, to those who exchange something with them."""
+    """What is known of ranks on other hosts, for the exchanges with them."""
 
     on_loss: Callable[[], None]
     """Called, in another thread, when a rank is lost."""
@@ -42,7 +42,7 @@ class Watcher(Outlook, Protocol):
         """Begin the next collective of ``lane``, of which every rank has the same number in the same order."""
 
     def wait(self, done: Callable[[float], bool], what: Description) -> None:
-        """Until ``done(seconds)``, which itself waits for so long, is true; raises if that will not be."""
+        """Wait until ``done(seconds)``, which itself waits for that long, is true; raises if that cannot happen."""
 
     def leave(self, failed: bool) -> None:
         """Say how this rank ended."""
@@ -71,7 +71,7 @@ class ProcessGroup:
             store.set(f"member {rank}", "")
             members = [f"member {number}" for number in range(size)]
             watch.wait(lambda seconds: _are_there(store, members, seconds), what)
-            self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)  # nothing can wake this
+            self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)  # this wait cannot be interrupted
             self._group._set_default_timeout(timedelta(seconds=timeout + _LATER))
         except HocketError:
             raise
@@ -93,7 +93,7 @@ class ProcessGroup:
         return parts
 
     def gather(self, tensor: torch.Tensor, root: int, what: Description) -> list[torch.Tensor]:
-        """Every member's on ``root``; nothing on others."""
+        """The tensors of all members, on ``root``; nothing on the others."""
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == root else []
         options = dist.GatherOptions()
         options.rootRank = root
@@ -106,7 +106,7 @@ class ProcessGroup:
         self.wait(self._start(lambda: self._group.broadcast([tensor], options)), what)
 
     def wait(self, work: Any, what: Description) -> None:
-        """Until ``work`` is done; raises if it will not be."""
+        """Wait until ``work`` is done; raises if that cannot happen."""
 
         def done(seconds: float) -> bool:
             try:

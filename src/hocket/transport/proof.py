@@ -18,18 +18,18 @@ from hocket.errors import JobError
 
 _CHALLENGE = 32
 _NAME = struct.Struct("!I")
-_ALERT = b"\x15\x03"  # with which TLS begins to say that something is wrong
+_ALERT = b"\x15\x03"  # the first bytes of an alert of TLS
 
 
 class NotProved(JobError):
-    """The other end is none of this job; to try again is of no use."""
+    """The other end is not of this job; to try again is of no use."""
 
 
 def prove(connection: socket.socket, secret: bytes, name: int, binding: bytes = b"", *, accepts: bool) -> int:
-    """Say who this end is, prove it, and have the other end prove it; both ends call it.
+    """Say who this end is, prove the secret, and have the other end prove it; both ends call this.
 
     Args:
-        connection: Just made, with a timeout, which is for all of it.
+        connection: A new connection, whose timeout is for the whole proof.
         secret: The secret of the job.
         name: The number of this end.
         accepts: Whether this end has accepted the connection; the other one has made it.
@@ -40,8 +40,8 @@ def prove(connection: socket.socket, secret: bytes, name: int, binding: bytes = 
 
     Raises:
         NotProved: the other end does not know the secret.
-        JobError: it went away.
-        TimeoutError: it has not said enough in time.
+        JobError: the other end went away.
+        TimeoutError: the other end has not said enough in time.
     """
     timeout = connection.gettimeout()
     deadline = None if timeout is None else time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""The end that answers requests: who comes in, over as many connections as it needs, and what each of them is told.
+"""The end that answers requests: lets peers in, over any number of connections, and answers each of them.
 
 A request is answered once: one that was sent again because its connection broke gets the answer that it would have got.
 """
@@ -26,7 +26,7 @@ from hocket.transport.wire import Closed, Message, Wire, WireError
 NO_SENSE = "messages that make no sense"
 GRACE = 1.0  # seconds in which a peer whose connection broke can come back; a live one does so at once
 _FIRST_WORDS = 30.0  # seconds that a peer has to say who it is
-_MOST_DROPPED = 1 << 36  # bytes; a push that was sent twice may be long
+_MOST_DROPPED = 1 << 36  # bytes of a message that are thrown away; a push that was sent twice may be long
 
 
 class Note(Protocol):
@@ -36,12 +36,12 @@ class Note(Protocol):
 
 
 class Body(Protocol):
-    """The bytes of a message, to be received when it is clear where to."""
+    """The bytes of a message, to be received when it is clear where they go."""
 
     length: int
 
     def into(self, parts: list[memoryview]) -> None:
-        """Receive all bytes, straight into ``parts``, which must be as long together."""
+        """Receive all bytes, straight into ``parts``, which must have the same total length."""
         ...
 
     def read(self) -> bytes:
@@ -58,20 +58,20 @@ class Answer(NamedTuple):
 
     head: dict[str, Any]
     parts: list[memoryview] = []
-    area: Area | None = None  # that goes with it, to a peer of this host
+    area: Area | None = None  # shared memory for a peer of this host
 
 
 class Handler(Protocol):
     """What a server or the coordinator does for its peers. Every method may be called by many threads at once."""
 
     who: str
-    """This end, for messages."""
+    """The name of this end, for messages."""
 
     def welcome(self, peer: int, said: dict[str, Any]) -> dict[str, Any]:
-        """A peer has come, or has come back; what it is told.
+        """A peer has come, or has come back; returns what it is told.
 
         Raises:
-            HocketError: it is not let in, and raises this itself.
+            HocketError: the peer is not let in, and raises this error itself.
             KeyError, TypeError, ValueError: it makes no sense that this peer comes here.
         """
         ...
@@ -80,7 +80,7 @@ class Handler(Protocol):
         """The answer to a request; blocks while the peer has to wait.
 
         Raises:
-            HocketError: for the peer to raise.
+            HocketError: the peer is to raise this error.
             KeyError, TypeError, ValueError: the message makes no sense.
         """
         ...
@@ -90,7 +90,7 @@ class Handler(Protocol):
         ...
 
     def refuse(self, why: str) -> None:
-        """Count somebody, or a message, that was turned away, by a reason that is always the same."""
+        """Count a peer or a message that was turned away, by a reason in words that are always the same."""
         ...
 
 
@@ -98,7 +98,7 @@ class Reception:
     """Lets peers in through any number of doors, and answers each in a thread of its own.
 
     Args:
-        handler: Answers.
+        handler: Answers the requests.
         secret: The secret of the job.
         name: The number of this end in proofs.
     """
@@ -121,7 +121,7 @@ class Reception:
         Args:
             config: The configuration of this process.
             label: Names the socket of this host, which begins with the job's name.
-            port: For TCP; 0 is any that is free.
+            port: The TCP port; 0 is any that is free.
 
         Returns:
             Where this end is reached: what ``requests.reach`` wants.
@@ -143,22 +143,22 @@ class Reception:
         return wire
 
     def drop(self, peer: int) -> None:
-        """Close the connection of a peer: what it has sent and nobody has read is not heard; it may come back."""
+        """Close the connection of a peer, which may come back; what it has sent and nobody has read is lost."""
         found = self._peers.get(peer)
         if found is not None and found.wire is not None:
             found.wire.close()
 
     def close(self) -> None:
-        """Let go of everyone, and let nobody in any more."""
+        """Close all doors and connections."""
         for door in self._doors:
             door.close()
         for peer in list(self._peers.values()):
-            peer.is_gone = peer.is_let_go = True  # for this end, which waits for nobody now
+            peer.is_gone = peer.is_let_go = True  # this end waits for nobody now
             if peer.wire is not None:
                 peer.wire.close()
 
     def _let_in(self, wire: Wire, number: int) -> None:
-        """Talk with whoever has come in, to the end."""
+        """Talk with a peer that has come in, until its connection ends."""
         try:
             wire.connection.settimeout(_FIRST_WORDS)
             message = wire.receive()
@@ -181,14 +181,14 @@ class Reception:
                 return
             self._turn_away(error)
             return
-        except Exception as error:  # of any kind: it came from outside
+        except Exception as error:  # any kind of error may come from outside
             self._turn_away(error)
             return
 
     def _welcome(self, peer: _Peer, number: int, wire: Wire, said: dict[str, Any]) -> None:
         session = _Session(self._handler, peer, number, wire)
         with peer.coming:
-            told = self._handler.welcome(number, said)  # who is not let in is told why
+            told = self._handler.welcome(number, said)  # a peer that is not let in is told why
             before, peer.wire = peer.wire, wire
         try:
             if before is not None:
@@ -208,12 +208,12 @@ class _Peer:
 
     def __init__(self, nonce: str) -> None:
         self.nonce = nonce
-        self.lock = threading.Lock()  # held while a message of it is received and answered
-        self.coming = threading.Lock()  # held while it is decided whether it is there or lost
-        self.sequence = 0  # of the last message that was answered
+        self.lock = threading.Lock()  # held while a message of this peer is received and answered
+        self.coming = threading.Lock()  # held while it is decided whether the peer is there or lost
+        self.sequence = 0  # the number of the last message that was answered
         self.answer: tuple[int, Answer] = (Talk.REPLY, Answer({}))
         self.wire: Wire | None = None
-        self.is_gone = False  # it has said goodbye, or was let go
+        self.is_gone = False  # the peer has said goodbye, or was let go
         self.is_let_go = False  # this end has closed, and nobody is told of anything any more
 
 
@@ -243,7 +243,7 @@ class _Session:
             if message.sequence == peer.sequence:
                 if message.head.get("shared"):
                     os.close(body.area().descriptor)
-                body.drop()  # it was answered, and the answer did not arrive
+                body.drop()  # the request was answered, but the answer did not arrive
                 self._handler.refuse("messages that came twice")
             elif message.sequence != peer.sequence + 1:
                 raise _Replayed(f"message {message.sequence} after {peer.sequence}")
@@ -254,13 +254,13 @@ class _Session:
             try:
                 self._wire.send(kind, message.sequence, answer.head, answer.parts)
             except Closed:
-                if not self._number & WATCH:  # what came before the end of that one is heard to the last word
+                if not self._number & WATCH:  # what a watched peer said before its end is heard
                     raise
             if answer.area is not None:
                 self._give(answer.area)
 
     def _answer(self, message: Message, body: _WireBody) -> tuple[int, Answer]:
-        """Whatever goes wrong with a message is an answer, too: it must not be done a second time."""
+        """Answer a message; an error is an answer, too: the message must not be handled a second time."""
         if message.kind == Talk.BYE:
             self._peer.is_gone = True
             return Talk.REPLY, Answer({})
@@ -290,7 +290,7 @@ class _Session:
             raise Closed(str(error)) from error
 
     def _note(self, ranks: list[int], seconds: float) -> None:
-        """To where the peer is now; that it may have gone is found out when it is answered."""
+        """Send a note to the peer; if the peer has gone, that is found out when it is answered."""
         wire = self._peer.wire or self._wire
         with contextlib.suppress(Closed, OSError):
             wire.send(Talk.NOTE, 0, {"ranks": ranks, "seconds": seconds})
@@ -300,7 +300,7 @@ class _Session:
         print(f"hocket: a message of rank {self._number} was refused: {error!r}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """The connection is over; unless the peer comes back soon, it is lost. Who is watched is lost at once."""
+        """The connection is over: the peer is lost unless it comes back soon, or at once if it is watched."""
         peer = self._peer
         self._wire.close()  # so that a live peer knows, and comes back
         if not peer.is_gone and not self._wire.is_local and not self._number & WATCH:
@@ -313,7 +313,7 @@ class _Session:
 
 
 class _Replayed(WireError):
-    """A message that cannot come now."""
+    """A message whose number is not the next one."""
 
 
 class _WireBody:
@@ -343,7 +343,7 @@ class _WireBody:
             raise ValueError(f"what came is no shared memory ({error})") from error
 
     def drop(self) -> None:
-        """Receive what is left, for nothing; if it is not too much for that."""
+        """Receive what is left and throw it away, unless it is too long."""
         if self._left > _MOST_DROPPED:
             raise WireError(f"a body of {self._left:,} bytes that nobody wants")
         while self._left:

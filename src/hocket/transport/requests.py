@@ -21,13 +21,13 @@ from hocket.transport.wire import Closed, Message, Wire, WireError, until
 
 _AGAIN = 3.0  # seconds in which a broken connection can be made anew
 _RETRY = 0.02
-_TRIES = 5  # for one request
+_TRIES = 5  # how often one request is sent at most
 _GOODBYE = 2.0
 _SLACK = 30.0  # seconds that a server has beyond the time in which it has to answer
 
 
 COORDINATOR = 1 << 31  # the coordinator's number in proofs, where workers have their ranks
-BOARD = 1 << 29  # added to a rank: a connection beside the worker's own, for what its threads leave on the board
+BOARD = 1 << 29  # added to a rank: a second connection of the worker, over which its threads use the board
 WATCH = 1 << 28  # added to a rank: the connection over which the coordinator sees whether the worker is alive
 SERVER = 1 << 30  # added to the number of a server, to tell servers from ranks
 
@@ -100,8 +100,8 @@ class Link(ABC):
         """The answer, and its bytes unless they go straight ``into`` place.
 
         Raises:
-            HocketError: what the server says.
-            ServerLost: it is gone.
+            HocketError: the server has answered with this error.
+            ServerLost: the server is gone.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class WireLink(Link):
 
     Args:
         name: The name of the server, for messages.
-        connect: Makes a connection until a monotonic time, proved and joined.
+        connect: Makes a connection, proved and joined; tries until a monotonic time.
         timeout: Seconds that the worker may have to wait for others.
     """
 
@@ -122,7 +122,7 @@ class WireLink(Link):
         self._name, self._connect, self.timeout = name, connect, timeout
         self._sequence = 0
         self._request: tuple[int, dict[str, Any], Sequence[memoryview], Area | None] = (0, {}, (), None)
-        self._failure: Exception | None = None  # of a request that could not be sent
+        self._failure: Exception | None = None  # why the last request could not be sent
         self._is_closed = False
         self._wire: Wire | None = None
         self._wire = self._make(time.monotonic() + timeout)
@@ -144,7 +144,7 @@ class WireLink(Link):
             self._failure = error  # for finish(), which makes a new connection if that helps
         except BaseException as error:
             if isinstance(error, Exception):
-                self._sequence -= 1  # it cannot be written, so that nothing was sent
+                self._sequence -= 1  # the message cannot be encoded: nothing was sent
             else:
                 self._drop()
             self._lock.release()
@@ -187,7 +187,7 @@ class WireLink(Link):
         return (self._wire.sent, self._wire.received) if self._wire is not None else (0, 0)
 
     def _exchange(self, into: Sequence[memoryview] | None) -> tuple[Message, bytes]:
-        """Have the answer to what was sent; it is sent again as often as the connection breaks, or almost."""
+        """Get the answer to a request; the request is sent again when the connection breaks, a few times at most."""
         failure, self._failure = self._failure, None
         for tries in range(_TRIES):
             try:
@@ -230,7 +230,7 @@ class WireLink(Link):
                     _say_waiting(self._name, message.head)
                     continue
                 if message.sequence != self._sequence:
-                    wire.receive_bytes(message.body)  # of a request that was sent twice
+                    wire.receive_bytes(message.body)  # the answer to a request that was sent twice
                     continue
                 break
             if message.head.get("shared"):
@@ -273,14 +273,14 @@ class WireLink(Link):
 
 
 class _Garbled(JobError):
-    """What came is no message: the connection is of no use any more."""
+    """The bytes that came are no message: the connection is of no use any more."""
 
 
 def join(wire: Wire, nonce: str, deadline: float, said: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Say the first words on a connection, which is closed if they fail; what the other end answers.
+    """Say the first words on a connection, which is closed if they fail; returns what the other end answers.
 
     Args:
-        wire: Just proved.
+        wire: A connection over which the secret was just proved.
         nonce: Tells this process from another one that claims the same rank.
         deadline: The monotonic time until which the other end has to answer.
         said: What this process says of itself.

@@ -14,8 +14,8 @@ class Node:
     Attributes:
         name: The host as the user wrote it.
         addresses: Its interfaces and their addresses, the better ones first.
-        preferred: The address at which the launcher reaches it, if that is known.
-        reached_by: For each other host, by name, the addresses at which that one reaches this.
+        preferred: The address at which the launcher reaches the host, if that is known.
+        reached_by: For each other host, by name, the addresses at which it reaches this host.
     """
 
     name: str
@@ -36,7 +36,7 @@ def choose(node: Node, *, same_network: bool) -> tuple[str, str] | None:
     def rank(entry: tuple[str, str]) -> tuple[bool, bool]:
         return _is_loopback(entry[1]) != same_network, entry[1] != node.preferred
 
-    return min(common, key=rank, default=None)  # of equals the first
+    return min(common, key=rank, default=None)  # the first of equals
 
 
 def explain(node: Node, interface: str | None) -> str:

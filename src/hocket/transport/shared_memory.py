@@ -13,12 +13,12 @@ from hocket.transport.gate import Description, Gate, ranks, signature
 
 
 class SharedMemory:
-    """A group of workers on one host. Made by ``join``; every method is called by all of them together."""
+    """A group of workers on one host. Made by ``join``; every method is called by all workers together."""
 
     def __init__(self, gate: Gate, connections: dict[int, socket.socket]) -> None:
         self.gate = gate
         self.rank, self.size = gate.rank, gate.size
-        self._connections = connections  # of rank 0: to every peer; of the others: to rank 0
+        self._connections = connections  # on rank 0 to every peer, on the others to rank 0
 
     @classmethod
     def join(cls, name: str, rank: int, size: int, timeout: float) -> SharedMemory:

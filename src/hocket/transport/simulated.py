@@ -35,14 +35,14 @@ class Speed:
 
 
 class Simulation:
-    """A virtual clock and those who live by it.
+    """A virtual clock, and the simulated threads that live by it.
 
-    A thread runs until it sleeps, waits or ends, and no time passes meanwhile. Then the one whose time is the earliest
+    A thread runs until it sleeps, waits or ends, and no time passes meanwhile. Then the thread with the earliest time
     goes on; of several, the one that was started first. What is to happen ``at`` a time happens before the threads of
     that time go on.
 
     Args:
-        limit: Virtual seconds after which it is taken to go on forever.
+        limit: Virtual seconds after which the simulation is taken to go on forever.
         keep: Called when a thread pauses; what it returns is called when that thread goes on. So each thread can have
             something of its own that the process has only one of, such as random numbers.
     """
@@ -54,18 +54,18 @@ class Simulation:
         self._time = 0.0
         self._started = 0
         self._live: dict[Task[Any], None] = {}  # in the order in which they were started
-        self._ready: list[tuple[float, int, Task[Any]]] = []  # when each goes on, also as it was said before
-        self.threads: set[threading.Thread] = set()  # that nobody has joined
+        self._ready: list[tuple[float, int, Task[Any]]] = []  # when each goes on; may have outdated entries
+        self.threads: set[threading.Thread] = set()  # threads that nobody has joined
         self.current: Task[Any] | None = None
         self.failure: BaseException | None = None
         self._over = threading.Event()
 
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
-        """Call every function in a simulated thread of its own; their results, when all threads have ended.
+        """Call every function in a simulated thread of its own; returns their results, when all threads have ended.
 
         Raises:
             Exception: the first that one of the functions raises; the others are ended where they wait.
-            JobError: all wait for each other, or the limit was passed.
+            JobError: all threads wait for each other, or the limit was passed.
         """
         tasks = [self._make(function, f"worker {number}", True) for number, function in enumerate(functions)]
         if not tasks:
@@ -74,7 +74,7 @@ class Simulation:
         try:
             self._hand_over()
             self._over.wait()
-        except BaseException as error:  # ctrl-C: they end when they wait next
+        except BaseException as error:  # ctrl-C: the threads end when they wait next
             self.failure = self.failure or error
         self._over.wait()
         for thread in self.threads:
@@ -94,7 +94,7 @@ class Simulation:
         self.pause(self._time + max(seconds, 0.0))
 
     def start(self, function: Callable[[], T], name: str) -> Task[T]:
-        """Call a function in another simulated thread; what it raises, ``result()`` does."""
+        """Call a function in another simulated thread; ``result()`` raises what the function raises."""
         return self._make(function, name, False)
 
     def at(self, time: float, work: Callable[[], None]) -> None:
@@ -123,11 +123,11 @@ class Simulation:
             raise _Ended
 
     def note(self, ready: float, number: int, task: Task[Any]) -> None:
-        """A thread goes on at another time than it did."""
+        """The time at which a thread goes on has changed."""
         heapq.heappush(self._ready, (ready, number, task))
 
     def end(self, task: Task[Any], error: BaseException | None) -> None:
-        """A thread is at its end."""
+        """A thread has ended: let the next one run."""
         del self._live[task]
         if error is not None and self.failure is None:
             self.failure = error
@@ -146,19 +146,19 @@ class Simulation:
         return task
 
     def _hand_over(self) -> None:
-        """Let the next one run."""
+        """Let the next thread run."""
         following = self._run_events()
         if self.failure is None and not following.ready < self._limit:
             self.failure = JobError(self._describe_stop(following.ready))
         if self.failure is not None:
-            following = next(iter(self._live))  # they end one after the other
+            following = next(iter(self._live))  # threads end one after the other
         else:
             self._time = max(self._time, following.ready)
         self.current = following
         following.baton.release()
 
     def _run_events(self) -> Task[Any]:
-        """Have happen what is to happen before the next thread goes on; that thread."""
+        """Call what is to happen before the next thread goes on; returns that thread."""
         while True:
             following = self._next()
             if not self._events or self._events[0][0] > min(following.ready, self._limit) or self.failure is not None:
@@ -171,12 +171,12 @@ class Simulation:
                 self.failure = error
 
     def _next(self) -> Task[Any]:
-        """The thread that goes on next; any, if none can."""
+        """The thread that goes on next; any thread, if none can go on."""
         while self._ready:
             ready, _, task = self._ready[0]
             if task in self._live and task.ready == ready:
                 return task
-            heapq.heappop(self._ready)  # it has ended, or was told another time since
+            heapq.heappop(self._ready)  # the thread has ended, or its time has changed
         return next(iter(self._live))
 
     def _describe_stop(self, ready: float) -> str:
@@ -197,8 +197,8 @@ class Task(Generic[T]):
         self._simulation, self._function, self._is_worker = simulation, function, is_worker
         self.name, self._number = name, number
         self.ready = simulation.now()
-        self.frame: Any = None  # where it waits
-        self.baton = threading.Lock()  # whoever it is released for runs
+        self.frame: Any = None  # the frame in which the thread waits
+        self.baton = threading.Lock()  # released when this thread may run
         self.baton.acquire()
         self._is_done = False
         self._found: list[T] = []
@@ -219,7 +219,7 @@ class Task(Generic[T]):
 
     @property
     def place(self) -> str:
-        """Where it waits, for a reader."""
+        """Where the thread waits, for a reader."""
         frame = self.frame
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back
@@ -233,7 +233,7 @@ class Task(Generic[T]):
             assert self._simulation.current is not None
             self._waiting.append(self._simulation.current)
             self._simulation.pause(math.inf)
-        self.thread.join()  # it has nothing left to do
+        self.thread.join()  # the thread has nothing left to do
         self._simulation.threads.discard(self.thread)
         if self._error is not None:
             raise self._error
@@ -254,11 +254,11 @@ class Task(Generic[T]):
         self._simulation.end(self, self._error if self._is_worker else None)
 
 
-_NOBODY: Any = object()  # has what happens at a time done: no thread, so that nothing there can wait
+_NOBODY: Any = object()  # runs what happens ``at`` a time: it is no thread, so nothing there can wait
 
 
 class Condition(Protocol):
-    """What ``threading.Condition`` has, and ``SimulatedCondition``, for those who serve both kinds of workers."""
+    """The methods that ``threading.Condition`` and ``SimulatedCondition`` share, for code that serves both."""
 
     def __enter__(self) -> bool: ...
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
@@ -268,9 +268,9 @@ class Condition(Protocol):
 
 
 class SimulatedCondition:
-    """What ``threading.Condition`` is: a lock that its owner can take again, and others who wait to be notified.
+    """Like ``threading.Condition``: a lock that its owner can take again, in which threads wait to be notified.
 
-    A thread that sleeps, or waits elsewhere, keeps it.
+    A thread that sleeps, or waits elsewhere, keeps the lock.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -287,13 +287,13 @@ class SimulatedCondition:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        if self._owner is self._simulation.current and self._depth:  # else it was ended in ``wait``
+        if self._owner is self._simulation.current and self._depth:  # else the thread was ended in ``wait``
             self._depth -= 1
             if not self._depth:
                 self._free()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Let go of the lock until somebody notifies, or virtual seconds have passed; whether somebody did."""
+        """Give up the lock until somebody notifies, or virtual seconds have passed; returns whether somebody did."""
         me = self._simulation.current
         assert me is not None and self._owner is me and self._depth, "wait inside of the with block"
         depth = self._depth
@@ -309,7 +309,7 @@ class SimulatedCondition:
         return notified
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until ``predicate`` is so, or virtual seconds have passed; whether it is so."""
+        """Wait until ``predicate`` is true, or virtual seconds have passed; returns whether it is true."""
         deadline = math.inf if timeout is None else self._simulation.now() + timeout
         while not predicate():
             left = deadline - self._simulation.now()
@@ -319,7 +319,7 @@ class SimulatedCondition:
         return True
 
     def notify_all(self) -> None:
-        """Wake all who wait; they go on one after the other, when the lock is free."""
+        """Wake all waiting threads; they go on one after the other, when the lock is free."""
         self._wake(self._waiting)
 
     def _take(self, depth: int) -> None:

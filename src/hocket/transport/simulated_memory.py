@@ -17,17 +17,17 @@ class SimulatedHost:
     """What the simulated workers of one host have in common.
 
     Args:
-        simulation: By whose clock they live.
+        simulation: The simulation by whose clock the workers live.
         size: How many workers there are.
     """
 
     def __init__(self, simulation: Simulation, size: int) -> None:
         self.simulation, self.size = simulation, size
         self.condition = simulation.condition()
-        self.meetings: dict[int, _Meeting] = {}  # that somebody has come to, and not everybody has left
+        self.meetings: dict[int, _Meeting] = {}  # to which a rank has come, and which not all have left
         self.areas: list[Area] = []
         self.counts: list[list[int]] = []
-        self.left: dict[int, bool] = {}  # who has ended, and whether it failed
+        self.left: dict[int, bool] = {}  # ranks that have ended, and whether they failed
 
 
 class _Meeting:
@@ -56,10 +56,10 @@ class SimulatedMemory(SharedMemory):
     def bring(
         self, number: int, payload: int, what: Description, mine: Any, combine: Callable[[list[Any]], Any]
     ) -> tuple[list[int], Any]:
-        """Meet, each rank with something of its own.
+        """Meet the other ranks; each rank brings something of its own.
 
         Returns:
-            The payloads of all ranks, and what ``combine`` has made, once for all of them, of what they have brought.
+            The payloads of all ranks, and what ``combine``, called once, has made of what the ranks have brought.
         """
         host = self.host
         self._sequence += 1
@@ -108,7 +108,7 @@ class SimulatedMemory(SharedMemory):
             self.host.condition.notify_all()
 
     def await_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so, which other ranks bring about."""
+        """Wait until a condition is true, which other ranks bring about."""
         with self.host.condition:
             while not is_so():
                 self.host.condition.wait()

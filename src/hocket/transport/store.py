@@ -1,4 +1,4 @@
-"""Stores for torch.distributed: what its groups find each other with."""
+"""Stores for torch.distributed, through which the members of its groups find each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StoreLost = dist.DistNetworkError
 """Raised by a store whose process has ended."""
 
 Ask = Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
-"""Asks whoever keeps the values: an operation, what it is about, and a value; the answer, and a value."""
+"""Asks the process that keeps the values: takes an operation, its arguments and a value; gives answer and value."""
 
 
 def open_store(address: str, port: int, *, host: bool, timeout: float) -> Store:
@@ -44,12 +44,12 @@ def prefixed(store: Store, prefix: str) -> Store:
 class AskedStore(Store):
     """A store whose values another process keeps: torch's groups call it, from any thread.
 
-    Whoever makes a group with it must keep this object as long: torch's part of it cannot call Python without that.
+    The maker of a group must keep this object as long as the group: else torch's part of it cannot call Python.
 
     Args:
-        ask: Asks that process; takes one question at a time.
+        ask: Asks the process that keeps the values; takes one question at a time.
         timeout: Seconds to wait for a key, where a caller names none.
-        prefix: With which all keys begin.
+        prefix: The text with which all keys begin.
     """
 
     def __init__(self, ask: Ask, timeout: float, prefix: str = "") -> None:

@@ -11,12 +11,12 @@ import torch
 
 
 def as_bytes(tensors: Iterable[torch.Tensor]) -> list[memoryview]:
-    """The memory of each tensor that has any."""
+    """The memory of each tensor that is not empty."""
     return [view_bytes(tensor) for tensor in tensors if tensor.numel()]
 
 
 def view_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor of the CPU; it lives as long as the view."""
+    """The memory of a contiguous tensor of the CPU, which lives as long as the view."""
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(f"bytes of a tensor that is on {tensor.device} or not contiguous")
     if not tensor.numel():
@@ -28,5 +28,5 @@ def view_bytes(tensor: torch.Tensor) -> memoryview:
 
 @functools.lru_cache(maxsize=1024)
 def _array(nbytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
-    """Making such a type takes far longer than using it, and most tensors are sent many times."""
+    """The type of an array of bytes; cached, because making a type takes far longer than using it."""
     return ctypes.c_ubyte * nbytes

@@ -17,12 +17,12 @@ from pathlib import Path
 from hocket.errors import JobError, UsageError
 from hocket.transport.proof import NotProved
 
-_HELLO = b"\x16"  # with which a client begins
+_HELLO = b"\x16"  # the first byte of a client
 _ALERT = b"\x15\x03\x03\x00\x02\x02\x28"  # fatal: there is no handshake
 
 
 def make_context() -> tuple[ssl.SSLContext, bytes]:
-    """For a server: its side of TLS 1.3 with a new certificate, and what stands for that in a proof."""
+    """A server's context for TLS 1.3 with a new certificate, and what stands for the certificate in a proof."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -57,12 +57,12 @@ def make_context() -> tuple[ssl.SSLContext, bytes]:
 
 
 def wrap_server(connection: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """The server's end of a connection, which takes its place; see ``shake_hands``."""
+    """The server's end of a connection with TLS, which replaces the plain one; see ``shake_hands``."""
     return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
 
 def shake_hands(connection: ssl.SSLSocket) -> None:
-    """On the server's end, blocking as long as the connection's timeout; an end that speaks no TLS is told."""
+    """Make the server's handshake, within the connection's timeout; an end that speaks no TLS is told so."""
     plain = socket.socket
     if plain.recv(connection, 1, socket.MSG_PEEK) != _HELLO:
         plain.send(connection, _ALERT)
@@ -72,7 +72,7 @@ def shake_hands(connection: ssl.SSLSocket) -> None:
 
 
 def wrap_client(connection: socket.socket) -> tuple[socket.socket, bytes]:
-    """The worker's end of it, and what stands for the server's certificate in a proof.
+    """The worker's end of a connection with TLS, and what stands for the server's certificate in a proof.
 
     Raises:
         NotProved: the other end speaks no TLS.
@@ -94,7 +94,7 @@ def wrap_client(connection: socket.socket) -> tuple[socket.socket, bytes]:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """OpenSSL takes certificates from files only: this one has no name, where that is possible."""
+    """Load a certificate; OpenSSL takes it from a file only, which has no name where that is possible."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("hocket-certificate", os.MFD_CLOEXEC)
         try:

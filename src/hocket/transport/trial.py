@@ -1,4 +1,4 @@
-"""A real exchange between two processes over shared memory, to find out whether this machine lets them; no torch."""
+"""A real exchange between two processes over shared memory, to find out whether it works here; without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def exchange(rounds: int = 200, seconds: float = 3.0) -> float:
         The median of the seconds that one way takes.
 
     Raises:
-        OSError: there is no such memory to have.
+        OSError: this machine gives no shared memory.
         TimeoutError: the other process was not heard in time.
     """
     assert futex.supported()

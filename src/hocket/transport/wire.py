@@ -31,12 +31,12 @@ MOST_BODY = 1 << 40
 _AT_ONCE = 64  # parts of a body in one system call
 _TLS_CHUNK = 1 << 18
 _FIRST = 1 << 20  # bytes for which memory is taken at first
-_LAST = struct.Struct("52xII")  # of Linux's struct tcp_info: milliseconds since data came, and an acknowledgement
-_NO_MESSAGE = "what came is no message of Hocket's"  # and may be secret, so it is not shown
+_LAST = struct.Struct("52xII")  # in Linux's struct tcp_info: milliseconds since data and an acknowledgement came
+_NO_MESSAGE = "what came is no message of Hocket's"  # the bytes may be secret, so they are not shown
 
 
 class WireError(JobError):
-    """What came is no message, or not one that is allowed here."""
+    """The bytes that came are no message, or one that is not allowed here."""
 
 
 class Closed(JobError):
@@ -50,7 +50,7 @@ class Message(NamedTuple):
     generation: int
     sequence: int
     head: dict[str, Any]
-    body: int  # bytes
+    body: int  # bytes of the body
 
 
 class Bell:
@@ -66,7 +66,7 @@ class Bell:
 
     def ring(self) -> None:
         """Wake the thread, now or when it comes to wait."""
-        with contextlib.suppress(OSError):  # it rings already, or is closed
+        with contextlib.suppress(OSError):  # the bell rings already, or is closed
             self._hammer.send(b"!")
 
     def calm(self) -> None:
@@ -84,11 +84,11 @@ class Wire:
     """One end of a connection.
 
     Threads may use it and close it at the same time. Its descriptor is given back when the last of them is out of its
-    call: OpenSSL still sends an alert when it sees the end of a connection, and under a number that has another file
-    by then these 24 bytes would go into that.
+    call: OpenSSL still sends an alert when it sees the end of a connection, and if the descriptor's number had another
+    file by then, these 24 bytes would go into that file.
 
     Args:
-        connection: Proved; blocking, with or without a timeout.
+        connection: A blocking socket over which the secret was proved, with or without a timeout.
         most_head: Bytes of a head beyond which a message is refused.
         most_body: Bytes of a body beyond which a message is refused.
     """
@@ -117,8 +117,8 @@ class Wire:
 
         Raises:
             Closed: the connection broke.
-            WireError: it is too long; nothing was sent.
-            TimeoutError: not all of it was taken in the time that the connection has, which is of no use any more.
+            WireError: the message is too long; nothing was sent.
+            TimeoutError: the timeout passed before all was taken; the connection is of no use any more.
         """
         length = sum(part.nbytes for part in parts)
         begin = _begin(kind, sequence, head, length, generation, self.most_head, self.most_body)
@@ -132,7 +132,7 @@ class Wire:
         Raises:
             Closed: the other end has gone, or the connection broke.
             WireError: what came is no message.
-            TimeoutError: nothing came in the time that the connection has, or only a part of it.
+            TimeoutError: nothing, or only a part of a message, came within the timeout.
         """
         kind, generation, sequence, head, body = _read_header(
             self._receive(HEADER.size), self.most_head, self.most_body
@@ -149,7 +149,7 @@ class Wire:
         return self._receive(count)
 
     def wait(self, bell: Bell, seconds: float) -> bool:
-        """Until something has come, or ``bell`` has rung, or so many seconds have passed; whether something has come.
+        """Wait for bytes, for ``bell``, or until ``seconds`` have passed; returns whether bytes have come.
 
         Raises:
             Closed: the connection was closed here.
@@ -182,7 +182,7 @@ class Wire:
         return self.connection.family == socket.AF_UNIX
 
     def close(self) -> None:
-        """End the connection; whoever waits at it is woken, and closes it on the way out."""
+        """End the connection; a thread that waits at it is woken, and closes it on the way out."""
         with self._lock:
             self._is_closed = True
             hang_up(self.connection)
@@ -191,7 +191,7 @@ class Wire:
 
     @contextlib.contextmanager
     def _use(self) -> Iterator[None]:
-        """A call on the connection, which stays open until it has returned."""
+        """Keep the connection open inside this context, for one call."""
         with self._lock:
             if self._is_closed:
                 raise Closed("the connection was closed here")
@@ -224,7 +224,7 @@ class Wire:
                 views[0] = views[0][sent:]
 
     def _receive(self, count: int) -> bytes:
-        """Memory is taken as bytes come, and not because somebody says that they will."""
+        """Receive ``count`` bytes; memory is taken as bytes come, and not because a peer announces them."""
         data = bytearray()
         while len(data) < count:
             part = bytearray(min(count - len(data), max(_FIRST, len(data))))
@@ -259,7 +259,7 @@ class Decoder:
         """The messages that ``data`` completes, each with its body.
 
         Raises:
-            WireError: these bytes are no messages, or too long ones.
+            WireError: these bytes are no messages, or messages that are too long.
         """
         self._data += data
         found: list[tuple[Message, bytes]] = []
@@ -317,14 +317,14 @@ def _read_head(text: bytes) -> dict[str, Any]:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Have whoever waits at a connection, in another thread, see its end."""
+    """End a connection, so that a thread that waits at it is woken."""
     with contextlib.suppress(OSError):
         # Not the method of a TLS socket, which would let that thread go on without encryption.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def until(deadline: float) -> float:
-    """Seconds for a socket's timeout until the monotonic time ``deadline``; a little if that has passed."""
+    """Seconds for a socket's timeout until the monotonic time ``deadline``; a little more than 0 if that has passed."""
     return max(deadline - time.monotonic(), 0.001)
 
 

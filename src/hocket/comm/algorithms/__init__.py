@@ -1,4 +1,4 @@
-"""How means over all ranks are made, and which way is taken: one class per way, chosen here."""
+"""Algorithms for means over all ranks, one class for each, and the choice between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def choose(communicator: Communicator, layout: Layout, *, background: bool, private: bool) -> Algorithm:
-    """The fastest way for these ranks, this device and so many bytes; collective. See ``Communicator.exchange``."""
+    """The fastest algorithm for these ranks, this device and layout; collective. See ``Communicator.exchange``."""
     on_gpu = layout.device.type != "cpu"
     if on_gpu and communicator.nccl is not None:
         return Nccl(communicator.nccl, communicator.size, communicator.meet, layout, background=background)

@@ -1,4 +1,4 @@
-"""Means of what lies on GPUs: by NCCL between GPUs, or through the CPU where workers share one."""
+"""Means of tensors on GPUs: by NCCL between GPUs, or through the CPU where workers share a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Nccl(Algorithm):
         size: How many ranks there are.
         meet: Compares the ranks' tickets over the CPU, so that nobody waits for a GPU.
         layout: Where each tensor lies.
-        background: Whether ``begin`` sends everything off; else nothing more than what was ready is sent before ranks
+        background: Whether ``begin`` sends everything off; else only buckets that were ready are sent before ranks
             have found that they do the same.
     """
 
@@ -47,7 +47,7 @@ class Nccl(Algorithm):
 
     def _send(self) -> None:
         while (bucket := len(self._works)) < len(self.slots):
-            idle = bucket in self.idle  # it never becomes complete, and holds up nobody
+            idle = bucket in self.idle  # an idle bucket never becomes complete, and holds up nobody
             if not (idle or self._complete[bucket]):
                 break
             self._sent_at.append(time.perf_counter())
@@ -125,7 +125,7 @@ class Staged(Algorithm):
         return payloads
 
     def _bring(self) -> None:
-        """Have everything on the CPU."""
+        """Wait until all buckets are on the CPU."""
         self._inner.idle = self.idle
         for bucket, copied in enumerate(self._copied):
             if not copied:

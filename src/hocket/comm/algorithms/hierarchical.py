@@ -33,7 +33,7 @@ class _Slice(NamedTuple):
 
 
 class Hierarchical(NetworkReduction):
-    """On a host with several workers. ``results`` are private to each of them, or shared."""
+    """The algorithm on a host with several workers; ``results`` are private to each worker, or shared."""
 
     def __init__(self, lane: Lane, layout: Layout, memory: SharedMemory, *, private: bool) -> None:
         super().__init__(lane, layout)
@@ -47,7 +47,7 @@ class Hierarchical(NetworkReduction):
             if self._group is not None
         ]
         self._offered, self._published = memory.counters(), memory.counters()
-        self._base = 0  # of the counters, in this exchange
+        self._base = 0  # what the counters were when this exchange began
         self._sent = self._done = 0  # buckets that this rank has sent off, and published
         self.slots = [flat[: b.count] for flat, b in zip(self._mine, self._data, strict=True)]
         self._shared = [flat[: b.count] for flat, b in zip(self._sums, self._data, strict=True)]

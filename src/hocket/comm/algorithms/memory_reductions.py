@@ -15,7 +15,7 @@ from hocket.transport.area import Area, aligned
 from hocket.transport.gate import Description, say
 from hocket.transport.shared_memory import SharedMemory
 
-DIRECT_BYTES = 1 << 15  # up to here the direct algorithm is faster for any number of ranks
+DIRECT_BYTES = 1 << 15  # up to so many bytes the direct algorithm is faster for any number of ranks
 
 
 class SharedBuffer:
@@ -55,8 +55,8 @@ class SharedBuffer:
 class Direct(Algorithm):
     """One meeting, then every rank averages all slots by itself: least latency, and least traffic for two ranks.
 
-    A rank that is done says so. Before it writes its slot again it looks whether all others are done, too: by then they
-    almost always are, as they began to read at the same time.
+    A rank that is done reading says so. Before it writes its slot again it looks whether all others are done, too: by
+    then they almost always are, as they began to read at the same time.
     """
 
     def __init__(self, transport: SharedMemory, layout: Layout) -> None:
@@ -105,8 +105,8 @@ class TwoPhase(Algorithm):
 class Split(Algorithm):
     """Two phases between which nobody waits: ranks may be batches apart meanwhile.
 
-    Each rank writes its slot and says so. Whoever finds, now or later, that all have, averages its own slice of them
-    into the one shared result, and says that. When all have said that, too, everyone takes the result.
+    Each rank writes its slot and says so. A rank that finds, now or later, that all slots are written averages its own
+    slice of them into the one shared result, and says so. When all slices are averaged, everyone takes the result.
     """
 
     def __init__(self, transport: SharedMemory, layout: Layout) -> None:

@@ -22,7 +22,7 @@ from hocket.comm.topology import Topology
 from hocket.transport.gate import Description
 from hocket.transport.process_group import ProcessGroup
 
-_LOOK_AT_ALL, _LOOK_EVERY = 16, 16  # exchanges whose times are taken: the first ones, then one in so many
+_LOOK_AT_ALL, _LOOK_EVERY = 16, 16  # exchanges whose times are taken: the first 16, then one in 16
 _LATE = 0.001  # seconds from which a worker counts as late
 _ENTRY = struct.Struct("<qqI")
 
@@ -34,7 +34,7 @@ class NetworkTimes:
     Attributes:
         host: The worker's host.
         under_way: Seconds in which buckets were under way, of the exchanges that were looked at.
-        exposed: Seconds of these in which the worker did nothing but wait for them.
+        exposed: Seconds of ``under_way`` in which the worker did nothing but wait.
         waited_for: Seconds that the worker waited because a host's slowest worker was not there yet, by host.
     """
 
@@ -44,11 +44,11 @@ class NetworkTimes:
     waited_for: dict[str, float] = field(default_factory=dict)
 
     def wait_for(self, host: str, seconds: float) -> None:
-        """This worker was there, and ``host`` was not."""
+        """This worker has waited for ``host``."""
         self.waited_for[host] = self.waited_for.get(host, 0.0) + seconds
 
     def settle(self, trips: list[tuple[float, float]], blocked_since: float) -> None:
-        """An exchange is over.
+        """Add the times of an exchange that is over.
 
         Args:
             trips: From when to when each bucket was under way.
@@ -65,13 +65,13 @@ class NetworkTimes:
 
 @dataclass(frozen=True)
 class Lane:
-    """What one exchange over several hosts has for itself.
+    """The part of the network that one exchange over several hosts has for itself.
 
     Attributes:
-        topology: Who is where.
+        topology: Which rank is on which host.
         group: The ranks that carry the same slice as this one; None if this rank carries none.
-        times: Where the times go.
-        begin: To be called when a round begins that all ranks must take part in.
+        times: The times to which this exchange adds its own.
+        begin: Called when a round begins that all ranks must take part in.
         compare: Raises if the ranks' numbers differ.
     """
 
@@ -83,7 +83,7 @@ class Lane:
 
 
 class Entry(NamedTuple):
-    """What one rank says in the header: its ticket's number and payload, and microseconds that it was busy before."""
+    """What one rank says in the header: its ticket's number and payload, and for how many microseconds it was busy."""
 
     number: int
     payload: int
@@ -104,7 +104,7 @@ class Header:
         self.count = size * _ENTRY.size
 
     def write(self, elements: torch.Tensor, rank: int, entry: Entry) -> None:
-        """Let the ``elements`` of this rank be ``entry``, and zero for the others."""
+        """Write ``entry`` to this rank's part of ``elements``, and zeros to the parts of the others."""
         raw = _ENTRY.pack(entry.number, entry.payload, min(entry.busy, 0xFFFFFFFF))
         values = bytearray(self.count)
         values[rank * len(raw) : (rank + 1) * len(raw)] = raw
@@ -131,8 +131,8 @@ class NetworkReduction(Algorithm):
         self._next = 0  # the bucket to be sent off next
         self._works: list[Any] = [None] * len(self._buckets)
         self._rounds = 0
-        self._sent_at: dict[int, float] = {}  # of buckets that are under way and whose times are taken
-        self._trips: list[tuple[float, float]] = []  # of buckets that have arrived in this round
+        self._sent_at: dict[int, float] = {}  # when buckets under way were sent, if times are taken
+        self._trips: list[tuple[float, float]] = []  # begin and end for buckets that arrived in this round
         self._idle_since = time.perf_counter()
         self._names = layout.bucket_names
 
@@ -199,13 +199,13 @@ class NetworkReduction(Algorithm):
         """Begin to add up ``tensor`` over the lane."""
         assert self._group is not None
         if not tensor.numel():
-            return  # as it is for all of the lane
+            return  # the same on all ranks of the lane
         self._works[bucket] = self._group.start_sum(tensor)
         if self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0 or spans.are_kept():
             self._sent_at[bucket] = time.perf_counter()
 
     def _await(self, bucket: int, what: Description) -> None:
-        """Until what was sent of ``bucket`` has been added up."""
+        """Wait until what was sent of ``bucket`` has been added up."""
         work, self._works[bucket] = self._works[bucket], None
         if work is not None and self._group is not None:
             begin = time.perf_counter()
@@ -244,7 +244,7 @@ class NetworkReduction(Algorithm):
 
 
 class Flat(NetworkReduction):
-    """On a host with one worker, which adds up its own slot, or a copy of it if the slot is to be left as it is."""
+    """The algorithm on a host with one worker: it adds up its slot, or a copy if the slot is to be left as it is."""
 
     def __init__(self, lane: Lane, layout: Layout, *, in_place: bool) -> None:
         super().__init__(lane, layout)
