@@ -1,1 +1,1 @@
-"""Layer 3: what is exchanged, and when."""
+"""Layer 3, the strategies of distributed training: what workers exchange, and when."""

@@ -30,13 +30,13 @@ class AveragedGradients:
     """Averages the gradients of ``members`` over all ranks at the end of each backward pass.
 
     Args:
-        communicator: All ranks.
-        members: Whose gradients are averaged.
+        communicator: The communicator of all ranks.
+        members: The parameters whose gradients are averaged.
         layout: Where each gradient lies in the buckets.
         on_nan: What is done about gradients that are not finite.
-        optimizer: Whose learning rates must be equal on all ranks.
+        optimizer: The optimizer, whose learning rates must be equal on all ranks.
         private: Whether each worker has the averages for itself, or the workers of a host share them.
-        follows: Whether the layout may change after the first exchange, to the order that it showed.
+        follows: Whether the layout may change after the first exchange, to the order in which gradients became ready.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class AveragedGradients:
         self._shown = gradients
 
     def present(self) -> bytes:
-        """One byte per parameter: whether it has a gradient; which must be the one that is shown."""
+        """One byte per parameter: whether it has a gradient; raises if that is not the one that was shown."""
         gradients = [parameter.grad for parameter in self.members.parameters]
         for name, gradient, shown in zip(self.members.names, gradients, self._shown, strict=True):
             if gradient is not None and gradient is not shown:
@@ -112,7 +112,7 @@ class AveragedGradients:
 
     def _exchange(self) -> None:
         self.members.check_homes()
-        if self.collector.has_news:  # what travels depends on it, so ranks that differ must be found before
+        if self.collector.has_news:  # it decides what travels, so ranks that differ must be found before
             self._communicator.meet(zlib.crc32(self.collector.trained), 0, self._describe_trained)
             self.collector.leave_out_idle()
             self._nbytes = self._find_nbytes()
@@ -136,7 +136,7 @@ class AveragedGradients:
             self._follow(readiness)
 
     def _find_nbytes(self) -> int:
-        """How much is handed to each exchange."""
+        """Find how many bytes are handed to each exchange."""
         parameters = zip(self.members.parameters, self.collector.trained, strict=True)
         return sum(parameter.nbytes for parameter, trained in parameters if trained)
 
@@ -148,7 +148,7 @@ class AveragedGradients:
         """Lay out the buckets in the order in which gradients became ready on rank 0; collective."""
         parameters = self.members.parameters
         seen = list(dict.fromkeys(readiness.order))
-        seen = sorted(set(range(len(parameters))) - set(seen)) + seen  # what never arrives need not be last
+        seen = sorted(set(range(len(parameters))) - set(seen)) + seen  # gradients that never arrive need not be last
         order = json.loads(self._communicator.gather_bytes(json.dumps(seen).encode())[0])
         layout = self._communicator.lay_out(parameters, order)
         if layout.places == self._engine.layout.places:
@@ -215,7 +215,7 @@ def number_rates(optimizer: Optimizer | None, taken: int = 0) -> int:
 
 
 def say_rates(optimizer: Optimizer | None) -> str:
-    """The same, in words."""
+    """The learning rates, in words."""
     rates = _rates(optimizer)
     return f" with learning rate{'s' if len(rates) > 1 else ''} {', '.join(map(str, rates))}" if rates else ""
 
@@ -236,7 +236,7 @@ def check_exchanged(collector: Collector) -> None:
 
 
 def average_loss(communicator: Communicator, collector: Collector, loss: Any) -> Any:
-    """The loss of a closure over all ranks' samples: optimizers that compare losses must all see the same."""
+    """The loss of a closure over all ranks' samples, equal on all ranks for optimizers that compare losses."""
     if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
         return loss
     mean = loss.detach().clone(memory_format=torch.contiguous_format).mul_(collector.weight)

@@ -13,14 +13,14 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.exchange import Ticket
 from hocket.transport.gate import Description
 
-_AT_ONCE = 64 << 20  # bytes
+_AT_ONCE = 64 << 20  # bytes that are averaged at once
 
 
 class InPlaceAverage:
     """Replaces the same tensors by their means over all ranks, again and again.
 
     Attributes:
-        nbytes: How much each rank has of them.
+        nbytes: Bytes of the tensors on each rank.
     """
 
     def __init__(self, communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
@@ -34,7 +34,7 @@ class InPlaceAverage:
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
 
     def take(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Average these from now on; collective if they are not of the same kinds as those before."""
+        """Average these tensors from now on; collective if their shapes or types differ from those before."""
         found = [tensor.detach() for tensor in tensors]
         if _kinds(found) == self._kinds:
             self._tensors = found
@@ -70,10 +70,10 @@ def average_once(communicator: Communicator, tensors: Sequence[torch.Tensor], ma
     """Replace ``tensors`` by their means over all ranks, without memory that stays, in as few messages as possible.
 
     Args:
-        communicator: The workers.
+        communicator: The communicator of all workers.
         tensors: Changed in place.
-        mass: How much this rank counts, if ranks do not count alike. It travels with the tensors, so that means are
-            right though a rank may be lost on the way.
+        mass: How much this rank counts, if ranks do not count alike. The mass travels with the tensors, so that means
+            are right even if a rank is lost on the way.
     """
     groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -94,7 +94,7 @@ def average_once(communicator: Communicator, tensors: Sequence[torch.Tensor], ma
 
 @torch.no_grad()
 def copy_to(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Give ``tensors`` these values; there may be none."""
+    """Copy ``values`` to ``tensors``; both may be empty."""
     if tensors:
         torch._foreach_copy_([tensor.detach() for tensor in tensors], list(values))
 
@@ -114,7 +114,7 @@ Places = list[tuple[nn.Module, str]]
 
 
 def floating_buffers(model: nn.Module) -> Places:
-    """Where the buffers are that have a mean; a mask of infinite numbers has none."""
+    """The places of the buffers that have a mean, which a mask of infinite numbers has not."""
     found: dict[int, tuple[nn.Module, str]] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():

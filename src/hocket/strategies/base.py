@@ -1,4 +1,4 @@
-"""The contract of a strategy at work: one model and its optimizer, training with those of the other workers.
+"""The contract of a strategy: it trains one model and its optimizer together with those of the other workers.
 
 A strategy is made from a ``Context`` and its spec, and has changed model and optimizer in place when its constructor
 returns. Then it is told what happens, in this order:
@@ -45,10 +45,10 @@ class BatchAtWork:
     The first strategy that learns from the batch tells the batch's name, if it has servers, and closes the batch.
 
     Attributes:
-        everywhere: Samples of all workers in the batch; 0 if the loop is over, and what comes is for no batch.
+        everywhere: Samples of all workers in the batch; 0 if the loop is over, and later passes belong to no batch.
         mean: Samples of an average batch of this pass over the data, of all workers, if that is known.
         epoch: The number of the pass, as this worker counts passes over all of its loaders.
-        weight: What a gradient counts on servers, relative to others; ``hocket.weight()`` may change that.
+        weight: How much the gradient counts on servers, relative to others; ``hocket.weight()`` may change it.
         name: Queue, epoch and number at the dealer; None if the batch was not dealt, or is closed.
     """
 
@@ -59,7 +59,7 @@ class BatchAtWork:
     name: tuple[int, int, int] | None = None
 
     def close(self) -> None:
-        """A strategy has learned from the batch, or others will: no strategy speaks of the batch from now on."""
+        """A strategy has learned from the batch, or another worker will: no strategy tells of the batch from now on."""
         self.name = None
 
 
@@ -98,11 +98,11 @@ class DoneBatch:
     """A batch that has been trained on.
 
     Attributes:
-        epoch: The number of the training loop that it is of; 0 without any.
-        samples: How many of them this worker had in the batch.
-        weight: What this worker's gradients of it count, relative to those of other workers.
+        epoch: The number of the training loop that the batch belongs to; 0 without any.
+        samples: How many samples this worker had in the batch.
+        weight: How much this worker's gradients of the batch count, relative to those of other workers.
         in_loop: Whether a training loop over a loader goes on; else a step stands for a batch.
-        stepped: Whether the batch has ended in a step; else the script has asked for the next one without any.
+        stepped: Whether the batch has ended in a step; else the script has asked for the next batch without a step.
     """
 
     epoch: int = 0
@@ -120,22 +120,22 @@ class Why(Enum):
     saved; collective."""
 
     PAUSE = auto()
-    """The script asks for the same in the middle of a training loop, which goes on afterwards; collective."""
+    """The script asks for the same as ``END`` in the middle of a training loop, which goes on; collective."""
 
     GLANCE = auto()
-    """A training loop that has begun was left without any step: all is as before it."""
+    """A training loop was left without any step: all is as it was before the loop."""
 
     LAST_BATCH = auto()
-    """This worker has had its last batch of a training loop: nothing that others do not know of is kept here."""
+    """This worker has had its last batch of a training loop: no gradients are left that others do not know of."""
 
     IDLE = auto()
-    """There is no batch for this worker, though others may hold some: the same, and nobody waits for this worker."""
+    """This worker has no batch, though others may hold some: as for ``LAST_BATCH``, and nobody waits for it."""
 
     REJOIN = auto()
     """This worker takes part again, after ``IDLE``; nobody has trained meanwhile."""
 
     REFRESH = auto()
-    """The parameters are as others have made them by now."""
+    """The parameters are brought up to date with what other workers have done."""
 
     SWITCH_AWAY = auto()
     """Another strategy is to be at work on the same model: as for ``END``, and the optimizer's state is equal, too;
@@ -160,7 +160,7 @@ class Strategy(ABC):
     """How many exchanges there have been."""
 
     batches: int = 0
-    """How many there have been, as far as they are counted."""
+    """How many exchanges there have been, as far as they are counted."""
 
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
@@ -170,7 +170,7 @@ class Strategy(ABC):
 
     def __init__(self, context: Context, spec: Spec) -> None:
         self.context, self.spec = context, spec
-        self._batch, self._unlearned = context.batch, [context.batch]  # at work; with those before it, until closed
+        self._batch, self._unlearned = context.batch, [context.batch]  # at work; all that are not closed
 
     def capture_in_place(self) -> ModelHooks:
         """Have gradients stay where autograd puts them, and ``captured`` called when a backward pass is over."""
@@ -191,7 +191,7 @@ class Strategy(ABC):
             self.collector.samples = batch.everywhere
 
     def _note_learned(self) -> None:
-        """This worker has learned from the batches so far, and nobody else is to."""
+        """This worker has learned from the batches so far, and no other worker is to learn from them."""
         for batch in self._unlearned:
             batch.close()
 
@@ -200,16 +200,16 @@ class Strategy(ABC):
 
     @abstractmethod
     def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """The script has called ``optimizer.step(closure, …)``: what it gets. May be collective.
+        """The script has called ``optimizer.step(closure, …)``; returns what the script gets. May be collective.
 
         Args:
             original: The optimizer's own step.
-            closure: As the script has given it.
+            closure: The closure that the script has given.
             **options: Other arguments of the optimizer's step.
         """
 
     def end_batch(self, batch: DoneBatch) -> None:  # noqa: B027 - most exchange in every step
-        """A batch has been trained on. Rounds are counted in these, and end in a step; may be collective then."""
+        """A batch has been trained on. Rounds are counted in batches; at the end of a round this may be collective."""
 
     def settle(self, why: Why) -> None:
         """Something happens between batches: see ``Why``, also for whether it is collective."""
@@ -222,7 +222,7 @@ class Strategy(ABC):
 
     @contextmanager
     def merged(self) -> Iterator[None]:
-        """Within, model and optimizer are what a checkpoint keeps; collective. Afterwards they are this worker's."""
+        """Inside this context, model and optimizer are what a checkpoint keeps; then they are as before. Collective."""
         yield
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a spec to a strategy at work."""
+"""Builds the strategy that a spec asks for."""
 
 from __future__ import annotations
 

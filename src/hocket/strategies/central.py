@@ -41,7 +41,7 @@ from hocket.updates.whole_tensors import WholeUpdate
 
 
 class CentralTraining(Strategy):
-    """What both forms have in common: shared parameters, and a step that two meetings enclose."""
+    """What all forms of ``central`` have in common: shared parameters, and a step between two meetings."""
 
     collector: Collector
 
@@ -86,7 +86,7 @@ class CentralTraining(Strategy):
 
     @abstractmethod
     def _agree(self) -> bytes:
-        """Meet before the update; which parameters have gradients."""
+        """Meet before the update; returns which parameters have gradients."""
 
     def _fetch(self, ranges: list[Range]) -> None:
         """Have the averaged gradients of ``ranges`` in the flat buffers."""
@@ -208,7 +208,7 @@ class CentralFused(CentralTraining):
         return self._nan_policy.allows_step(self._optimizer)
 
     def _nbytes(self) -> int:
-        """How much a step hands to the others: as with ``central``, for whom it is the same."""
+        """Bytes that a step hands to the others, counted as with plain ``central``."""
         trained = bytes(self.collector.trained)
         if trained != self._counted[0]:
             parameters = zip(self._members.parameters, trained, strict=True)
@@ -272,7 +272,7 @@ class SharedParameters:
             flat, views = communicator.one_copy(bucket.dtype, bucket.count, places, "parameters")
             self.flats.append(flat)
             homes += views
-        # Buckets are filled in the order of the parameters; bring the views back to it.
+        # Buckets are filled in the order of the parameters; bring the views back to that order.
         by_bucket = sorted(range(len(layout.places)), key=lambda i: layout.places[i].bucket)
         homes = [home for _, home in sorted(zip(by_bucket, homes, strict=True), key=lambda pair: pair[0])]
         if communicator.rank == 0:
@@ -332,5 +332,5 @@ class SharedParameters:
         )
 
 
-_SAMPLE = 1 << 14  # elements
+_SAMPLE = 1 << 14  # elements of a parameter that are looked at
 _version = operator.attrgetter("_version")

@@ -28,13 +28,13 @@ from hocket.strategies.nan_policy import NanPolicy
 from hocket.strategies.optimizer_step import SUPPORTS_SCALING, without_scaler
 from hocket.updates.update import Step
 
-_CODE = 32  # bits of a payload that say what is missing; above: 0, or why a gradient cannot be used
-_DROPPED, _FIRST = 1, 2  # GradScaler wants it skipped; from here on a parameter that is not finite
+_CODE = 32  # bits of a payload that say what is missing; above them, 0 or why a gradient cannot be used
+_DROPPED, _FIRST = 1, 2  # GradScaler wants to skip the gradient; from 2 on, a parameter that is not finite
 
 
 @dataclass(frozen=True)
 class Late:
-    """An average that is to be applied with the next step: gradients, which are missing, and whether it can be used."""
+    """An average to be applied with the next step: its gradients, which are missing, and whether it can be used."""
 
     gradients: list[torch.Tensor]
     missing: bytes
@@ -43,14 +43,14 @@ class Late:
 
 
 class DelayedTraining(Strategy):
-    """Replicas that are always equal: ``optimizer.step()`` sends off ``p.grad`` and applies the average of before.
+    """Replicas that are always equal: ``optimizer.step()`` sends off ``p.grad`` and applies the average of last time.
 
     After ``backward()``, ``p.grad`` is this worker's own gradient. What the script does to it (clipping, GradScaler) is
     done before it is averaged, so that the last one can be applied at the end of a loop without the script.
     """
 
     name: ClassVar[str] = "delayed"
-    turns: ClassVar[int] = 2  # sets of buffers
+    turns: ClassVar[int] = 2  # how many sets of buffers there are
 
     def __init__(self, context: Context, spec: Spec) -> None:
         super().__init__(context, spec)
@@ -70,7 +70,7 @@ class DelayedTraining(Strategy):
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._late: Late | None = None
         self._made = Made(1.0, 0, 1)
-        self._sent = b""  # what was missing here in the exchange that is under way
+        self._sent = b""  # this worker's missing gradients in the exchange that is under way
         self._nan_policy, self._nonfinite = NanPolicy(members.names, context.on_nan), None  # type: NanPolicy, int | None
         self.capture_in_place()
         self.collector.meanwhile = self._engine.progress
@@ -91,7 +91,7 @@ class DelayedTraining(Strategy):
         return self._late is not None or self._engine.is_under_way
 
     def state(self) -> dict[str, Any]:
-        """The last gradients are in it, averaged: nothing is lost, and nothing is applied earlier than without."""
+        """The state, with the last gradients, averaged: none is lost, and none is applied early, by a checkpoint."""
         self._fetch()
         late = self._late
         if late is None:
@@ -168,17 +168,17 @@ class DelayedTraining(Strategy):
                 self._put_back(own)
 
     def _next(self) -> Late | None:
-        """The script takes a step with ``p.grad``: what is applied instead."""
+        """The script takes a step with ``p.grad``; returns the average that is applied instead."""
         late = self._take()
         self._exchange()
         return late
 
     def _flush(self) -> None:
-        """Apply what has not been applied yet."""
+        """Apply the average that has not been applied yet."""
         self._apply(self._take(), self._original)
 
     def _take(self) -> Late | None:
-        """The average of what was sent before, once."""
+        """The average of the gradients that were sent before; each average is returned once."""
         self._fetch()
         late, self._late = self._late, None
         return late
@@ -200,7 +200,7 @@ class DelayedTraining(Strategy):
             return self._nan_policy.allows_step(self._optimizer) and not late.dropped
 
     def _put(self, late: Late | None) -> list[torch.Tensor | None]:
-        """Let ``p.grad`` be ``late``, or nothing; what it was."""
+        """Set ``p.grad`` to the gradients of ``late``, or None; returns the old gradients."""
         own = [parameter.grad for parameter in self._members.parameters]
         self._put_back([None] * len(own))
         if late is not None:
@@ -215,7 +215,7 @@ class DelayedTraining(Strategy):
     def _exchange(self) -> None:
         """Send off ``p.grad``."""
         begin = time.perf_counter()
-        if self.collector.has_news:  # what travels depends on it, so ranks that differ must be found before
+        if self.collector.has_news:  # it decides what travels, so ranks that differ must be found before
             trained = zlib.crc32(self.collector.trained)
             self._communicator.meet(trained, 0, "the first gradients after unfreezing")
             self._leave_out_idle()
@@ -236,7 +236,7 @@ class DelayedTraining(Strategy):
         spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
 
     def _fill(self) -> int:
-        """Copy this worker's gradients to the slots; 0, or why they cannot be used."""
+        """Copy this worker's gradients to the slots; returns 0, or why they cannot be used."""
         gradients = [parameter.grad for parameter in self._members.parameters]
         self._sent = bytes(gradient is None for gradient in gradients)
         for name, gradient in zip(self._members.names, gradients, strict=True):

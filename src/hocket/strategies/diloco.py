@@ -1,7 +1,7 @@
 """``diloco``: local steps, and an outer optimizer on the averaged displacement (Douillard et al. 2023).
 
-With several fragments (streaming DiLoCo, Douillard et al. 2025) each part of the model has its own time in a round. Its
-exchange begins after one batch and is taken over some batches later; the local steps between are kept.
+With several fragments (streaming DiLoCo, Douillard et al. 2025) each part of the model has its own time in a round. The
+exchange of a part begins after one batch and is taken over some batches later; local steps between are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DiLoCoTraining(LocalTraining):
     kept; it is made in the next round.
 
     Attributes:
-        rounds: How many have ended.
+        rounds: How many rounds have ended.
     """
 
     def __init__(self, context: Context, spec: DiLoCo) -> None:
@@ -44,7 +44,7 @@ class DiLoCoTraining(LocalTraining):
             )
             for part in divided
         ]
-        self._due: list[tuple[int, Fragment]] = []  # what is under way, and after which batch it is taken over
+        self._due: list[tuple[int, Fragment]] = []  # fragments under way, and the batch after which each is taken over
         self._is_loaded = False
         self._hooks.watch_loading(context.model, lambda: None, self._loaded)
 
@@ -135,7 +135,7 @@ class DiLoCoTraining(LocalTraining):
         self._is_loaded = True
 
     def _heed_loading(self) -> None:
-        """What the script has loaded, on all ranks, is where the next round begins."""
+        """Begin the next round at the parameters that the script has loaded, on all ranks."""
         if self._is_loaded:
             self._take_anchors()
 

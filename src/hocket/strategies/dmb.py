@@ -1,4 +1,4 @@
-"""``dmb``: of every few batches one is trained on, and the others are only predicted while its gradients travel."""
+"""``dmb``: one of every few batches is trained on, and the others are only predicted while its gradients travel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CycleCounts:
 class DMBTraining(DelayedTraining):
     """Replicas that are always equal, in cycles of ``extra + 1`` calls of ``optimizer.step()`` (Dekel et al. 2012).
 
-    The first one of a cycle sends off ``p.grad``, the last one applies the average, and those in between do nothing.
+    The first call of a cycle sends off ``p.grad``, the last one applies the average, and those in between do nothing.
     ``p.grad`` is always this worker's own. The end of a loop ends a cycle.
     """
 
@@ -39,8 +39,8 @@ class DMBTraining(DelayedTraining):
         super().__init__(context, spec)
         assert spec.extra
         self._extra = spec.extra
-        self._place = 0  # of the next step in its cycle
-        self._is_predicted: bool | None = None  # the last step was, and the loop is still at its batch
+        self._place = 0  # the place of the next step in its cycle
+        self._is_predicted: bool | None = None  # whether the last step was, while the loop is at its batch
         self.counts, self._told = CycleCounts(), CycleCounts()
 
     def state(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class DMBTraining(DelayedTraining):
 
     def end_batch(self, batch: DoneBatch) -> None:
         super().end_batch(batch)
-        of_all = self.collector.samples if batch.in_loop else 0  # if a loader knows
+        of_all = self.collector.samples if batch.in_loop else 0  # 0 unless a loader knows them
         # A batch without a step is one of those that the next step is made of.
         if self._place > 0 if self._is_predicted is None else self._is_predicted:
             self.counts.predicted_batches += 1
@@ -64,7 +64,7 @@ class DMBTraining(DelayedTraining):
         self._is_predicted = None
 
     def take_facts(self) -> dict[str, Any]:
-        """How much was only predicted."""
+        """How many batches and samples were only predicted."""
         counts = self.counts
         if counts == self._told:
             return {}

@@ -21,7 +21,7 @@ class DownpourTraining(ServedTraining):
     def __init__(self, context: Context, spec: Downpour) -> None:
         self._spec = spec
         assert context.optimizer is not None
-        context.optimizer.state.clear()  # that of the script's own rule means nothing to Adagrad
+        context.optimizer.state.clear()  # the state of the script's own rule means nothing to Adagrad
         super().__init__(context, spec)
         if spec.push > 1 and self._sparse:
             raise StrategyError(
@@ -85,7 +85,7 @@ class DownpourTraining(ServedTraining):
         return super().holds or self.steps % self._spec.push != 0
 
     def _flush(self) -> None:
-        """Push what was accrued for less than ``push`` steps."""
+        """Push the gradients that were accrued in fewer than ``push`` steps."""
         if self.steps % self._spec.push and self._accrued:
             weight, present = self._take_accrued()
             self._push(weight, present, pull=True)
@@ -102,14 +102,14 @@ class DownpourTraining(ServedTraining):
         self._note_versions()
 
     def _accrue(self, present: bytes | None) -> None:
-        """Add what is in the slots to what was there before."""
+        """Add the gradients in the slots to those of the steps before."""
         for accrued, gradient in zip(self._accrued, self._gradients, strict=True):
             accrued.add_(gradient)
         count = len(self._members.parameters)
         self._accrued_present = bytes(map(max, self._accrued_present, present or b"\1" * count))
 
     def _take_accrued(self) -> tuple[float, bytes | None]:
-        """Bring it to the slots; how much it weighs, and which parameters have a gradient."""
+        """Bring the accrued gradients to the slots; returns their weight, and which parameters have a gradient."""
         present, self._accrued_present = self._accrued_present, bytes(len(self._accrued_present))
         for accrued, gradient in zip(self._accrued, self._gradients, strict=True):
             gradient.copy_(accrued)

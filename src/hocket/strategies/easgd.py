@@ -15,10 +15,10 @@ from hocket.strategies.optimizer_state import merged_state
 
 
 class EASGDTraining(ElasticTraining):
-    """All workers pull at the same time; the centre's copies are equal, bit for bit.
+    """Synchronous ``easgd``: all workers pull at the same time; the copies of the centre are equal, bit for bit.
 
     Attributes:
-        centre: One tensor for each parameter.
+        centre: The centre, as one tensor for each parameter.
     """
 
     def __init__(self, context: Context, spec: EASGD) -> None:

@@ -1,4 +1,4 @@
-"""``easgd`` with servers, asynchronous: the centre is on them, and each worker pulls when it has done its batches.
+"""``easgd`` with servers, which hold the centre: asynchronous, each worker pulls when it has done its batches.
 
 A worker gets the centre c, computes e = α (x − c), takes it from its own parameters x, and has the servers add it to
 the centre: a table with plain SGD of rate 1 gets −e as its gradient. However many others have done so in between, what
@@ -26,7 +26,7 @@ from hocket.updates.update import Step
 
 
 class ServedEASGDTraining(ElasticTraining):
-    """A worker of a job with servers; nobody waits for anybody, and others go on when a worker is lost.
+    """Asynchronous ``easgd``: no worker waits for another, and others go on when a worker is lost.
 
     Attributes:
         placement: Which server holds which part of the centre.
@@ -51,11 +51,11 @@ class ServedEASGDTraining(ElasticTraining):
         client.gather("hocket.distribute()", b"")
         with torch.no_grad():
             torch._foreach_copy_([parameter.detach() for parameter in parameters], self._centre())
-        client.gather("the end of hocket.distribute()", b"")  # nobody moves the centre before all have begun there
+        client.gather("the end of hocket.distribute()", b"")  # nobody moves the centre before all have begun at it
 
     @property
     def holds(self) -> bool:
-        return self._in_round > 0 or self.collector.passes > 0  # of those the centre does not know yet
+        return self._in_round > 0 or self.collector.passes > 0  # the centre does not know these batches yet
 
     def describe_placement(self) -> list[str]:
         """Which parameters of the centre are on which server, in lines for a reader."""
@@ -111,7 +111,7 @@ class ServedEASGDTraining(ElasticTraining):
             self._assign()
 
     def _take_written(self) -> None:
-        """It is this worker's own from now on; the centre is changed by ``load_state_dict`` alone."""
+        """Take what was written as this worker's own parameters; only ``load_state_dict`` changes the centre."""
 
     @torch.no_grad()
     def _assign(self) -> None:

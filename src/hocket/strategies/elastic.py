@@ -21,12 +21,12 @@ class ElasticTraining(LocalTraining):
     """Local steps, and every ``period`` batches a pull between this worker's parameters and the centre.
 
     When a training loop ends or is left, the parameters become the centre's, and the worker's own are kept aside. They
-    are put back at the first forward pass for training in the next one, unless the script has given the parameters
+    are put back at the first forward pass for training in the next loop, unless the script has given the parameters
     other values meanwhile: a loop that only evaluates sees the centre.
 
     Attributes:
         alpha: How much of the difference a pull takes away.
-        pulls: How many there have been.
+        pulls: How many pulls there have been.
     """
 
     def __init__(self, context: Context, spec: EASGD) -> None:
@@ -38,8 +38,8 @@ class ElasticTraining(LocalTraining):
             self._give_momentum(spec.momentum)
         self.alpha = 0.9 / context.communicator.size if spec.alpha is None else spec.alpha
         self._shows = False  # whether the parameters are the centre's
-        self._aside: list[torch.Tensor] | None = None  # the worker's own while they are; just after that, the centre's
-        self._is_loaded = self._returns = False  # whether a loop has begun for which the own are to be put back
+        self._aside: list[torch.Tensor] | None = None  # the worker's own while the centre is shown, then the centre
+        self._is_loaded = self._returns = False  # whether a loop has begun for which the worker's own return
         self._hooks.before_forward = self._before_forward
         self._hooks.watch_loading(context.model, lambda: None, self._loaded, self._heed_loading)
 
@@ -47,7 +47,7 @@ class ElasticTraining(LocalTraining):
         return {**super().state(), "in round": self._in_round}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """All workers go on from the centre, which is what was saved."""
+        """Go on from the centre, which the checkpoint has as the model, on all workers."""
         super().load_state(state)
         self._in_round = state.get("in round", 0) % self._spec.period  # rounds may have been longer
         self._give_momentum(self._spec.momentum)
@@ -124,7 +124,7 @@ class ElasticTraining(LocalTraining):
             self.pulls += 1
 
     def _make_equal(self) -> None:
-        """The last round may be short; then the centre is shown."""
+        """End the last round, which may be short, and show the centre."""
         if self._in_round:
             self._end_round()
         self._show()
@@ -136,7 +136,7 @@ class ElasticTraining(LocalTraining):
         return super().step(original, closure, **options)
 
     def _give_momentum(self, momentum: float) -> None:
-        """EAMSGD: let the worker's plain SGD have Nesterov momentum while this is at work."""
+        """EAMSGD: let the worker's plain SGD have Nesterov momentum while this strategy is at work."""
         optimizer = self._optimizer
         if self._spec.momentum and optimizer is not None:
             for group in optimizer.param_groups:
@@ -145,7 +145,7 @@ class ElasticTraining(LocalTraining):
 
     @torch.no_grad()
     def _show(self) -> None:
-        """Let the parameters be the centre's."""
+        """Set the parameters to those of the centre."""
         self._returns = False
         if not self._shows:
             self._aside = [tensor.detach().clone() for tensor in self._tensors()]
@@ -155,7 +155,7 @@ class ElasticTraining(LocalTraining):
     @torch.no_grad()
     def _swap(self) -> None:
         assert self._aside is not None
-        shown = [tensor.data for tensor in self._tensors()]  # what a script has read before, a penalty, stays usable
+        shown = [tensor.data for tensor in self._tensors()]  # a penalty that the script computed before stays usable
         kept, self._aside = self._aside, [tensor.clone() for tensor in shown]
         torch._foreach_copy_(shown, kept)
 
@@ -164,13 +164,13 @@ class ElasticTraining(LocalTraining):
         self._is_loaded = True
 
     def _heed_loading(self) -> None:
-        """What was loaded is the new centre, and all workers go on from it."""
+        """Take the loaded parameters as the new centre; all workers go on from it."""
         if self._is_loaded:
             self._is_loaded, self._returns, self._shows, self._aside = False, False, False, None
             self._take_centre()
 
     def _merged_tensors(self) -> list[torch.Tensor]:
-        """What ``_merge`` changes."""
+        """The tensors that ``_merge`` changes."""
         return [*self._members.parameters, *self._buffers]
 
     def _shown(self) -> list[torch.Tensor]:
@@ -183,7 +183,7 @@ class ElasticTraining(LocalTraining):
 
     @abstractmethod
     def _centre(self) -> list[torch.Tensor]:
-        """As it is now."""
+        """The centre as it is now."""
 
     @abstractmethod
     def _pull(self) -> None:
@@ -191,11 +191,11 @@ class ElasticTraining(LocalTraining):
 
     @abstractmethod
     def _merge(self) -> None:
-        """Let model and optimizer be what a checkpoint keeps."""
+        """Set model and optimizer to what a checkpoint keeps."""
 
     @abstractmethod
     def _take_centre(self) -> None:
-        """Let the parameters, which are the same on all ranks, be the centre."""
+        """Take the parameters, which are the same on all ranks, as the centre."""
 
 
 def _check_momentum(optimizer: Optimizer, momentum: float) -> None:

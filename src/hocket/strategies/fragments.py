@@ -45,7 +45,7 @@ class Fragment:
         self._start: list[torch.Tensor] | None = None
 
     def take_anchor(self) -> None:
-        """Begin anew from what the parameters are now; what is under way comes to nothing."""
+        """Take the parameters as they are now as the anchor; an exchange that is under way will be dropped."""
         self.drop()
         self.batch = -1
         torch._foreach_copy_(self.anchor, self._own())
@@ -56,9 +56,9 @@ class Fragment:
         """Offer this rank's displacement to the others.
 
         Args:
-            batch: After which this is; the same on all ranks.
-            what: Is done, in words.
-            waits: Whether there are no local steps until it is taken over.
+            batch: The batch after which the exchange begins; the same on all ranks.
+            what: What is exchanged, in words.
+            waits: Whether there are no local steps until the average is taken over.
         """
         own = self._own()
         self._exchange.put([*self.anchor, *look_up(self._places)])
@@ -96,7 +96,7 @@ class Fragment:
             torch._foreach_copy_(look_up(self._places), means[len(own) :])
 
     def drop(self) -> None:
-        """Wait for what is under way, and leave it."""
+        """Wait for the exchange that is under way, and ignore its result."""
         if self.is_under_way:
             self._exchange.finish()
             self.is_under_way, self._start = False, None

@@ -26,19 +26,19 @@ class FullBatchTraining(MirroredTraining):
     def __init__(self, context: Context, spec: FullBatch) -> None:
         super().__init__(context, spec)
         self._adds = spec.reduction == "sum"
-        self.collector.held = 1  # for good: ``_exchange_sum`` is the only end
+        self.collector.held = 1  # for good: only ``_exchange_sum`` exchanges gradients
         self._weigh = self.collector.weigh
         self._forget = self.collector.forget
         self.collector.weigh = self._take_weight  # type: ignore[method-assign]
         self.collector.forget = self._begin_anew  # type: ignore[method-assign]
-        self._weight = 1.0  # of this rank's part of the batch at work, relative to those of other ranks
-        self._part: float | None = None  # of that batch, relative to an average one; None outside of a loop
-        self._parts: list[float] = []  # of the batches since the last exchange
-        self._first = 0  # samples of the first of these
-        self._passes = 0  # backward, when the batch at work came
-        self._count: _Count = (None, 1.0)  # of the batch at work
-        self._seen: set[_Count] = set()  # of the batches since the last exchange
-        self._used: set[_Count] = set()  # of those of them that a backward pass came after
+        self._weight = 1.0  # weight of this rank's part of the batch at work, relative to other ranks
+        self._part: float | None = None  # size of the batch at work, relative to an average one; None outside of a loop
+        self._parts: list[float] = []  # relative sizes of the batches since the last exchange
+        self._first = 0  # samples of the first batch since the last exchange
+        self._passes = 0  # backward passes when the batch at work came
+        self._count: _Count = (None, 1.0)  # the count of the batch at work
+        self._seen: set[_Count] = set()  # counts of the batches since the last exchange
+        self._used: set[_Count] = set()  # counts of those batches that had a backward pass
 
     def begin_batch(self, batch: BatchAtWork) -> None:
         super().begin_batch(batch)
@@ -56,7 +56,7 @@ class FullBatchTraining(MirroredTraining):
         self._seen.add(self._count)
 
     def _begin_anew(self) -> None:
-        """What was added up has been exchanged, or thrown away; but there may be more of the batch at work."""
+        """The sum was exchanged or thrown away: begin a new one; the batch at work may have more backward passes."""
         self._forget()
         self._passes, self._seen, self._used = self.collector.backward.count, set(), set()
         self._parts = [self._part] if self._part is not None else []
@@ -66,7 +66,7 @@ class FullBatchTraining(MirroredTraining):
         self._weigh(self._now())
 
     def _now(self) -> float:
-        """What a backward pass counts. Where samples are added up, each counts once; repeated batches never count."""
+        """How much a backward pass counts. Where samples are added up, each counts once; repeated batches count 0."""
         return float(self._weight > 0) if self._adds else self._weight * (self._part or 1.0)
 
     def _look_back(self) -> None:
@@ -95,10 +95,10 @@ class FullBatchTraining(MirroredTraining):
 
     @torch.no_grad()
     def _exchange_sum(self) -> float:
-        """Exchange what all backward passes have added up; collective.
+        """Exchange the sum of the gradients of all backward passes; collective.
 
         Returns:
-            What it was multiplied by, so that batches count on the average as much as the script means them to.
+            The factor of the sum, so that batches count on the average as much as the script means them to.
         """
         collector = self.collector
         self._look_back()
@@ -134,11 +134,11 @@ class FullBatchTraining(MirroredTraining):
         return value if is_tensor else float(value)
 
 
-_Count = tuple[float | None, float]  # the part of a batch, and what this rank's gradients of it count
+_Count = tuple[float | None, float]  # the relative size of a batch, and how much this rank's gradients of it count
 
 
 class _Losses:
-    """What the backward passes of a closure began with, and what each counts: the loss must be weighed as they are."""
+    """The losses and weights of the backward passes of a closure, whose result must be weighed in the same way."""
 
     def __init__(self, weight: Callable[[], float]) -> None:
         self._weight = weight
@@ -146,7 +146,7 @@ class _Losses:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Within, every call of ``backward()`` is noted."""
+        """Inside this context, every call of ``backward()`` is noted."""
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **options: Any) -> None:
@@ -163,7 +163,7 @@ class _Losses:
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss that the closure has returned, weighed as its gradients are; in place.
 
-        It is the sum of what ``backward()`` was called on, as a rule, and else is taken to be proportional to that.
+        As a rule the loss is the sum of what ``backward()`` was called on; else it is taken to be proportional to that.
         """
         if all(weight == 1 for weight, _ in self._used):
             return loss

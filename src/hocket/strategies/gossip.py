@@ -41,8 +41,8 @@ class GossipTraining(LocalTraining):
 
     Attributes:
         rounds: How many exchanges there have been.
-        distance: From consensus at the end of the last loop: the root of the mean square of ‖x − mean‖ / ‖mean‖.
-        mass: What this worker counts in a mean over all; other than 1 in push-sum only.
+        distance: The distance from consensus at the end of the last loop: the root mean square of ‖x − mean‖ / ‖mean‖.
+        mass: How much this worker counts in a mean over all; other than 1 in push-sum only.
     """
 
     def __init__(self, context: Context, spec: Gossip) -> None:
@@ -63,7 +63,7 @@ class GossipTraining(LocalTraining):
         self._measures: dict[str, float] = {}
         self._facts: dict[str, Any] = {}
         self._next_measure = 0.0
-        self._has_changed = False  # the graph
+        self._has_changed = False  # whether the graph has changed
         GossipTraining._publish(self)
         self._snapshots = Snapshots(self._peers, self._snapshot)
         self._prepare()
@@ -82,7 +82,7 @@ class GossipTraining(LocalTraining):
 
     def begin_loop(self, epoch: int) -> None:
         if self._is_settled:
-            self._begin()  # with what the script has loaded since, perhaps
+            self._begin()  # the script may have loaded other parameters since
 
     def settle(self, why: Why) -> None:
         super().settle(why)
@@ -96,7 +96,7 @@ class GossipTraining(LocalTraining):
             self._take_mean()
 
     def _settle(self) -> None:
-        """Whoever is alive comes, whether it had a batch or not."""
+        """Meet all live workers, whether they had a batch or not."""
         begin = time.perf_counter()
         self._withdraw(for_good=True)
         self._make_equal()
@@ -104,7 +104,7 @@ class GossipTraining(LocalTraining):
         self._note_exchange(begin)
 
     def _take_mean(self) -> None:
-        """In a checkpoint, take the mean of what all workers have: their threads answer, and nobody waits."""
+        """For a checkpoint, take the mean over all workers' snapshots: their threads answer, and nobody waits."""
         found = [(self.mass, self._own()), *((head["mass"], flats) for head, flats in self._ask())]
         total = math.fsum(mass for mass, _ in found)
         for i, flat in enumerate(found[0][1]):
@@ -140,7 +140,7 @@ class GossipTraining(LocalTraining):
 
     @abstractmethod
     def _begin(self) -> None:
-        """A pass begins, all workers have met; parameters are as they are now."""
+        """A pass begins with the parameters as they are now; all workers have met."""
 
     @abstractmethod
     def _mix(self) -> None:
@@ -152,10 +152,10 @@ class GossipTraining(LocalTraining):
 
     @abstractmethod
     def _collapse(self) -> None:
-        """Bring all that is under way to the parameters; in the mean over all they count ``mass`` then."""
+        """Bring all that is under way to the parameters, which then count ``mass`` in the mean over all workers."""
 
     def _catch_up(self) -> None:
-        """Have the parameters as others have made them by now."""
+        """Bring the parameters up to date with what others have sent."""
 
     def _exchange(self, batches: int, samples: int) -> None:
         self._in_round += batches
@@ -172,7 +172,7 @@ class GossipTraining(LocalTraining):
 
     @torch.no_grad()
     def _make_equal(self) -> None:
-        """The mean over all workers; how far this one was from it is measured on the way."""
+        """Replace the parameters by the mean over all workers, and measure how far from it this worker was."""
         self._collapse()
         before = [parameter.clone() for parameter in self._parameters]
         average_once(self._communicator, self._tensors(), self.mass if self._spec.push_sum else None)
@@ -205,7 +205,7 @@ class GossipTraining(LocalTraining):
 
     @torch.no_grad()
     def _take_over(self) -> None:
-        """The parameters become what others see."""
+        """Set the parameters to ``flats``, which others see."""
         with self.lock:
             torch._foreach_copy_(self._parameters, self._views)
         self._bump()
@@ -214,7 +214,7 @@ class GossipTraining(LocalTraining):
         torch.autograd.graph.increment_version(self._members.parameters)
 
     def _measure(self, square: Callable[[], float]) -> None:
-        """About once a second: half the mean square of the distance from neighbours, which is that from the mean."""
+        """About once a second, measure half the mean square of the distance from neighbours: that from the mean."""
         now = self._peers.now()
         if now >= self._next_measure:
             self._next_measure = now + _EVERY
@@ -232,14 +232,14 @@ class GossipTraining(LocalTraining):
         self._has_changed = True
 
     def _snapshot(self) -> tuple[dict[str, Any], Flats]:
-        """What others get in a checkpoint: parameters that count ``mass``, and floating-point buffers."""
+        """What others get for a checkpoint: parameters that count ``mass``, and floating-point buffers."""
         with self.lock:
             vector = [flat / self.mass for flat in self.flats] if self.mass != 1 else [f.clone() for f in self.flats]
             return {"mass": self.mass}, [*vector, *_flatten(self._buffers)]
 
     @torch.no_grad()
     def _own(self) -> Flats:
-        """The same of this worker, as it is now."""
+        """The snapshot of this worker itself, as it is now."""
         flats = [torch.empty_like(flat) for flat in self.flats]
         torch._foreach_copy_(Layout(self._parameters).on_cpu().views(flats), self._parameters)
         return [*flats, *_flatten(self._buffers)]
@@ -282,5 +282,5 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _flatten(tensors: Sequence[torch.Tensor]) -> Flats:
-    """Copies, flat and on the CPU."""
+    """Copies of ``tensors``, flat and on the CPU."""
     return [tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]

@@ -11,7 +11,7 @@ from hocket.strategies.gossip import GossipTraining
 
 
 class PairedTraining(GossipTraining):
-    """The vector that is exchanged and the parameters that are used for computing are two.
+    """Asynchronous gossip: the vector that is exchanged is not the parameters that are used for computing.
 
     A batch is computed with a copy of the vector; what the step changes is added to the vector, which others may have
     changed meanwhile; then an average with a neighbour is begun that is drawn at random, and the next batch gets a copy
@@ -21,7 +21,7 @@ class PairedTraining(GossipTraining):
     def _prepare(self) -> None:
         self._pairs = Pairs(self._peers, self.flats, self.lock)
         self._random = random.Random(f"{self._spec.seed} {self._client.rank}")
-        self._copies = [view.clone() for view in self._views]  # with which the batch at work began
+        self._copies = [view.clone() for view in self._views]  # the vector with which the batch at work began
 
     def begin_loop(self, epoch: int) -> None:
         if self._pairs.is_open:
@@ -40,7 +40,7 @@ class PairedTraining(GossipTraining):
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """The vector follows the steps of this worker, and these follow the vector."""
+        """Add this worker's steps to the vector, and set the parameters to the vector."""
         for parameter, copy in zip(self._parameters, self._copies, strict=True):
             torch.sub(parameter.cpu(), copy, out=copy)  # in place: memory that comes and goes costs more than the sum
         with self.lock:
@@ -51,7 +51,7 @@ class PairedTraining(GossipTraining):
 
     def _mix(self) -> None:
         self._publish()
-        self._pairs.open(self._pass)  # without training loops, nothing else does
+        self._pairs.open(self._pass)  # without training loops, nothing else opens them
         if self._pairs.distance is not None:
             square, self._pairs.distance = self._pairs.distance, None
             self._measure(lambda: square)
@@ -65,7 +65,7 @@ class PairedTraining(GossipTraining):
         self._publish()
 
     def _withdraw(self, *, for_good: bool) -> None:
-        """Its threads go on averaging; nobody waits for it anyway."""
+        """Nothing to do: the worker's threads go on averaging, and nobody waits for it anyway."""
 
     def _collapse(self) -> None:
         self._pairs.close(self._timeout)

@@ -12,11 +12,11 @@ from hocket.specs import Gossip
 from hocket.strategies.base import Context, Why
 from hocket.strategies.gossip import GossipTraining, combine
 
-_PASS = 1 << 24  # rounds of different passes have numbers of their own
+_PASS = 1 << 24  # most rounds in a pass, so that rounds of different passes have different numbers
 
 
 class _InStep(GossipTraining):
-    """Rounds for which neighbours wait."""
+    """Gossip in rounds, in which neighbours wait for each other."""
 
     def _prepare(self) -> None:
         self._rounds = Rounds(self._peers, self.flats, self._timeout, pushes=self._spec.push_sum)
@@ -45,7 +45,7 @@ class MixedTraining(_InStep):
     def __init__(self, context: Context, spec: Gossip) -> None:
         super().__init__(context, spec)
         self._weights: dict[int, float] = {}
-        self._is_begun = False  # an exchange travels beside a batch
+        self._is_begun = False  # whether an exchange travels while a batch is computed
         self._in_loop = False
         self._overlaps = self._spec.order == "adapt_while_combine"
         if self._overlaps:
@@ -53,7 +53,7 @@ class MixedTraining(_InStep):
 
     def begin_loop(self, epoch: int) -> None:
         self._in_loop = True
-        if not self._is_begun:  # else a glance has begun the first exchange, and the loop goes on with that
+        if not self._is_begun:  # else a glance at the data has begun the first exchange
             super().begin_loop(epoch)
 
     def settle(self, why: Why) -> None:
@@ -65,13 +65,13 @@ class MixedTraining(_InStep):
         super()._begin()
 
     def _withdraw(self, *, for_good: bool) -> None:
-        if self._is_begun:  # a batch was begun, and its end never came
+        if self._is_begun:  # a batch was begun and never ended
             self._is_begun = False
             self._rounds.recycle(self._rounds.finish().values())
         super()._withdraw(for_good=for_good)
 
     def _begin_beside(self) -> None:
-        """A batch begins that ends a round: its parameters travel while it is computed.
+        """A batch begins that ends a round: the parameters travel while the batch is computed.
 
         Outside of training loops it is not known what a forward pass is for.
         """
@@ -109,7 +109,7 @@ class MixedTraining(_InStep):
         self._take_over()
 
     def _collapse(self) -> None:
-        """The parameters are what counts."""
+        """Nothing to do: all that counts is in the parameters."""
 
 
 class PushSumTraining(_InStep):
@@ -120,7 +120,7 @@ class PushSumTraining(_InStep):
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """x follows the steps that z has made."""
+        """Add the steps that z has made to x."""
         with self.lock:
             if self.mass == 1:
                 torch._foreach_copy_(self._views, self._parameters)
@@ -161,7 +161,7 @@ class PushSumTraining(_InStep):
         super()._begin()
 
     def _add(self, found: list[Arrival], share: float) -> None:
-        """Keep a share of what is here, and add what has come."""
+        """Keep a share of x and w, and add what has come."""
         with self.lock:
             combine(self.flats, [(arrival.head["share"], arrival.flats) for arrival in found], share)
             self.mass = self.mass * share + sum(arrival.head["mass"] for arrival in found)
@@ -169,7 +169,7 @@ class PushSumTraining(_InStep):
 
     @torch.no_grad()
     def _show(self) -> None:
-        """The parameters become z."""
+        """Set the parameters to z."""
         with self.lock:
             torch._foreach_copy_(self._parameters, self._views)
             if self.mass != 1:
@@ -186,6 +186,6 @@ class PushSumTraining(_InStep):
 
 
 def _apart(flats: list[torch.Tensor], found: dict[int, Arrival]) -> float:
-    """Half the mean square of the distances from what has come."""
+    """Half the mean square of the distances from the vectors that have come."""
     total = sum(squares([a - b for a, b in zip(flats, arrival.flats, strict=True)]) for arrival in found.values())
     return total / len(found) / 2

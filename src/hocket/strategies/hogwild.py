@@ -29,8 +29,8 @@ from hocket.updates.update import Step
 class HogwildTraining(LocalTraining):
     """The script's optimizer writes straight to the shared parameters, whatever others do to them meanwhile.
 
-    Its state (momenta) is each worker's own. A step looks at nothing but gradients and the addresses of parameters,
-    so that with sparse gradients only the rows that a batch touches are read and written.
+    The optimizer's state (momenta) is each worker's own. A step looks at nothing but gradients and the addresses of
+    parameters, so that with sparse gradients only the rows that a batch touches are read and written.
     """
 
     def __init__(self, context: Context, spec: Hogwild) -> None:
@@ -73,14 +73,14 @@ class HogwildTraining(LocalTraining):
         self._note_exchange(begin)
 
     def _exchange(self, batches: int, samples: int) -> None:
-        """There is nothing to exchange."""
+        """Nothing to do: the parameters are shared."""
 
     @property
     def owes(self) -> str:
         return "" if self._is_settled else "others may still train it"
 
     def _make_equal(self) -> None:
-        """There is only one."""
+        """Nothing to do: there is only one model."""
 
     def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         self._shared.check()
@@ -110,7 +110,7 @@ class SharedModel:
 
     Attributes:
         area: The memory, which the job's coordinator keeps; its first line is for a lock.
-        homes: Where each parameter is in it, with a storage of its own each.
+        homes: Each parameter in the area, with a storage of its own.
     """
 
     def __init__(self, client: Client, communicator: Communicator, members: Members) -> None:
@@ -129,10 +129,10 @@ class SharedModel:
             self.homes.append(flat.as_strided(place.shape, place.stride))
 
     def fill(self) -> None:
-        """Let the shared parameters be those of rank 0 (or the first that is left); collective."""
+        """Set the shared parameters to those of rank 0 (or the first rank that is left); collective."""
         writer: int | None = None
         found: list[int] = [0]
-        while writer not in found:  # it may have died before it was done
+        while writer not in found:  # the writer may have died before it was done
             writer = min(found)
             if self._client.rank == writer:
                 self.write()
@@ -140,19 +140,19 @@ class SharedModel:
 
     @torch.no_grad()
     def write(self) -> None:
-        """This worker's parameters become the shared ones."""
+        """Write this worker's parameters to the shared ones."""
         for home, parameter in zip(self.homes, self._members.parameters, strict=True):
             if home.data_ptr() != parameter.data_ptr():
                 home.copy_(parameter)
 
     def show(self) -> None:
-        """Let the model's parameters be the shared ones."""
+        """Have the model use the shared parameters."""
         for home, parameter in zip(self.homes, self._members.parameters, strict=True):
             parameter.data = home
         self._pointers = [parameter.data_ptr() for parameter in self._members.parameters]
 
     def check(self) -> None:
-        """Raise if a parameter is no longer where it was shown; looks at no values."""
+        """Raise if a parameter is no longer in the shared memory; looks at no values."""
         if list(map(torch.Tensor.data_ptr, self._members.parameters)) != self._pointers:
             members = zip(self._members.names, self._members.parameters, self._pointers, strict=True)
             name = next(name for name, parameter, pointer in members if parameter.data_ptr() != pointer)

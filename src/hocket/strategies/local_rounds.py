@@ -1,4 +1,4 @@
-"""What strategies with a replica of its own for every worker have in common: local steps, and rounds of batches."""
+"""What strategies with a replica on each worker have in common: local steps, and rounds of batches."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hocket.strategies.optimizer_state import CommonState, merged_state
 from hocket.strategies.optimizer_step import SUPPORTS_SCALING, without_scaler
 from hocket.updates.update import Step
 
-_SHORTEST = 50e-6  # seconds; in most batches there is nothing to exchange, and that is not worth a span
+_SHORTEST = 50e-6  # seconds of the shortest exchange that is worth a span; most batches exchange nothing
 
 
 class LocalTraining(Strategy):
     """The script's optimizer runs as it is, on this worker's own gradients; ``_exchange`` ends a batch.
 
-    ``state_dict()`` on a rank is that rank's own. When a training loop ends or is left, ``settle`` makes all equal.
+    ``state_dict()`` on a rank is that rank's own. ``settle`` makes all equal when a training loop ends or is left.
 
     Attributes:
-        batches: How many there have been.
+        batches: How many batches there have been.
     """
 
     def __init__(self, context: Context, spec: Spec) -> None:
@@ -40,8 +40,8 @@ class LocalTraining(Strategy):
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         self._places = floating_buffers(context.model)
         self.steps = self.batches = 0
-        self._is_settled, self._has_moved = True, False  # since the last exchange
-        self._unsettled = 0  # batches since then
+        self._is_settled, self._has_moved = True, False  # both say what happened since the last exchange
+        self._unsettled = 0  # batches since the last exchange
         self._unstepped: list[int] = []  # samples of the batches since the last step
         self._gaps: deque[int] = deque(maxlen=3)  # batches that the last steps were for
         self._since_step = 0
@@ -85,7 +85,7 @@ class LocalTraining(Strategy):
             CommonState(self._communicator, self._optimizer).make_equal()
 
     def _settle(self) -> None:
-        """Let every worker have the model that the strategy stands for; collective."""
+        """Give every worker the model that the strategy stands for; collective."""
         if not self._is_settled:
             begin = time.perf_counter()
             self._make_equal()
@@ -99,7 +99,7 @@ class LocalTraining(Strategy):
         return f"{self._unsettled} batch{'es' if self._unsettled != 1 else ''} after the last average"
 
     def _count(self) -> None:
-        """Let rounds know of the batches since the last step."""
+        """Count the batches since the last step in the round."""
         if self._unstepped:
             batches, samples = len(self._unstepped), sum(self._unstepped)
             self._unstepped.clear()
@@ -112,7 +112,7 @@ class LocalTraining(Strategy):
 
     @contextmanager
     def merged(self) -> Iterator[None]:
-        """The means of parameters, buffers and optimizer state."""
+        """Inside this context, parameters, buffers and optimizer state are the means over all ranks."""
         equal = torch.tensor([int(self._is_settled and not self._has_moved)])
         self._communicator.allreduce(equal, "min")
         tensors = [] if bool(equal) else self._tensors()  # the mean of equal numbers may be rounded
@@ -132,18 +132,18 @@ class LocalTraining(Strategy):
 
     @abstractmethod
     def _exchange(self, batches: int, samples: int) -> None:
-        """So many batches are done since the last time: exchange what is to be exchanged now."""
+        """Some batches are done since the last call: exchange what is due now."""
 
     @abstractmethod
     def _make_equal(self) -> None:
-        """Let all ranks have the same model; collective."""
+        """Give all ranks the same model; collective."""
 
     @property
     def _buffers(self) -> list[torch.Tensor]:
         return look_up(self._places)
 
     def _tensors(self) -> list[torch.Tensor]:
-        """What is averaged: parameters, and floating-point buffers."""
+        """The tensors that are averaged: parameters, and floating-point buffers."""
         return [*self._members.parameters, *self._buffers]
 
     def captured(self) -> None:
@@ -176,7 +176,7 @@ class LocalTraining(Strategy):
 
     @torch.no_grad()
     def _unscale(self, optimizer: Optimizer) -> bool:
-        """Do what GradScaler has left to the optimizer, if this one does not do so; whether there may be a step."""
+        """Unscale gradients where neither GradScaler nor the optimizer does; returns whether a step may be taken."""
         found, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
         if found is not None and bool(found):
             return False
@@ -187,7 +187,7 @@ class LocalTraining(Strategy):
         return True
 
     def _judge(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
-        """Have a closure leave no gradients that the step may not use."""
+        """Wrap a closure so that it leaves no gradients that the step may not use."""
 
         def judged() -> Any:
             loss = closure()

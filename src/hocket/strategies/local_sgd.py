@@ -1,7 +1,7 @@
 """``local_sgd``: every worker takes steps of its own, and parameters are averaged at the end of each round.
 
-A round has so many batches or, with ``time=…``, lasts so many seconds: a slow worker then does fewer batches, and holds
-nobody up.
+A round has a number of batches or, with ``time=…``, lasts a number of seconds: a slow worker then does fewer batches,
+and holds nobody up.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class LocalSGDTraining(LocalTraining):
 
 
 class TimedLocalSGD(LocalTraining):
-    """Parameters are averaged, weighted by samples, when whoever deals out the batches says that a round is over.
+    """Parameters are averaged, weighted by samples, when the dealer of the batches says that a round is over.
 
     Attributes:
-        rounds: How many there have been.
+        rounds: How many rounds there have been.
     """
 
     def __init__(self, context: Context, spec: LocalSGD) -> None:
@@ -112,7 +112,7 @@ class TimedLocalSGD(LocalTraining):
         self._samples += samples
 
     def _settle(self) -> None:
-        """Workers that leave a loop have taken part in the last round."""
+        """Nothing to do: workers that leave a loop have taken part in the last round."""
 
     def _make_equal(self) -> None:
-        """The last round has done so."""
+        """Nothing to do: the last round has made all equal."""

@@ -26,7 +26,7 @@ class NanPolicy:
         self.skipped = 0
 
     def record(self, nonfinite: dict[int, int]) -> None:
-        """Remember which rank had which parameter's gradient not finite; empty if all were fine."""
+        """Remember, by rank, the parameter whose gradient was not finite; empty if all were finite."""
         self._nonfinite = nonfinite
 
     def allows_step(self, optimizer: Optimizer | None) -> bool:

@@ -1,4 +1,4 @@
-"""The state of optimizers that take steps of their own: what all ranks have of it can be averaged and be made equal."""
+"""Averages the state of optimizers that take steps of their own, or makes it equal, where all ranks have it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CommonState:
 
     @torch.no_grad()
     def make_equal(self) -> None:
-        """Averages, rank 0's of what has no mean, and nothing of what not all have; collective."""
+        """Average the state; take rank 0's entries without a mean, and drop what not all ranks have; collective."""
         average_once(self._communicator, self.means)
         plain = [(state, key) for state, key in self._others if not isinstance(state[key], torch.Tensor)]
         if plain:
@@ -64,7 +64,7 @@ class CommonState:
 
 @contextmanager
 def merged_state(communicator: Communicator, optimizer: Optimizer | None) -> Iterator[None]:
-    """Within, an optimizer's state is the average of what all ranks have; collective. Afterwards it is as before."""
+    """Inside this context, an optimizer's state is the average over all ranks; then it is as before. Collective."""
     common = CommonState(communicator, optimizer)
     own = [tensor.detach().clone() for tensor in common.means]
     before = {} if optimizer is None else dict(optimizer.state)

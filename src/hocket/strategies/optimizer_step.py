@@ -1,4 +1,4 @@
-"""What is put around ``optimizer.step``: the strategy's own, hooks of the script, and what GradScaler leaves there."""
+"""Wraps ``optimizer.step``: calls the strategy, runs the script's hooks, and does what GradScaler asks of a step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hocket.updates.update import Step
 if TYPE_CHECKING:
     from hocket.strategies.base import Strategy
 
-SUPPORTS_SCALING = "_step_supports_amp_scaling"  # to GradScaler: this optimizer does what it asks for by itself
+SUPPORTS_SCALING = "_step_supports_amp_scaling"  # tells GradScaler that this optimizer unscales and skips by itself
 
 
 def wrap(optimizer: Optimizer, strategy: Strategy) -> None:
     """Have ``optimizer.step(…)`` call ``strategy.step(original_step, …)``, and its collector hear of ``zero_grad``.
 
-    LR schedulers find what they look for.
+    The wrapper has the attributes that LR schedulers look for.
     """
     original: Step = optimizer.step
     original_zero = optimizer.zero_grad
@@ -54,7 +54,7 @@ def wrap(optimizer: Optimizer, strategy: Strategy) -> None:
 def like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Have a function that becomes a method look like the one that it replaces: GradScaler reads its signature.
 
-    Wrapped as it is, a bound method would lose one more argument each time.
+    A bound method that is wrapped without this would lose one more argument each time.
     """
     return functools.wraps(getattr(method, "__func__", method))
 
@@ -76,7 +76,7 @@ def hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[Non
 
 @contextmanager
 def without_scaler(optimizer: Optimizer) -> Iterator[None]:
-    """Within, nothing is left of what GradScaler asks of a step: it has been done already."""
+    """Inside this context, the step sees no GradScaler, whose work has been done already."""
     names = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
     asked = {name: getattr(optimizer, name) for name in names}
     for name in names:

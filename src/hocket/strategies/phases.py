@@ -18,14 +18,14 @@ from hocket.updates.update import Step
 
 
 class PhasedTraining(Strategy):
-    """All strategies are built at the start; those that are not at work rest.
+    """Several strategies, all built at the start, of which one is at work and the others rest.
 
     A switch makes the replicas equal, the optimizer's state included, and goes on from there. Epochs are counted as
-    the loader counts them; a switch for the next one is made when a training loop ends, where all ranks are together.
+    the loader counts them; a switch for the next epoch is made when a training loop ends, where all ranks meet.
 
     Attributes:
         phase: The number of the strategy at work.
-        batches: How many there have been.
+        batches: How many batches there have been.
     """
 
     def __init__(self, context: Context, spec: Switch) -> None:
@@ -133,7 +133,7 @@ class PhasedTraining(Strategy):
         return {name: value for strategy in self._strategies for name, value in strategy.take_facts().items()}
 
     def _look(self, epoch: int) -> None:
-        """Switch if it is time."""
+        """Switch if it is time: at an epoch, after some batches, or when the learning rate has fallen."""
         rates = self._read_rates()
         fell = any(new < old for old, new in zip(self._rates, rates, strict=False))
         fell = fell and self.batches > 0  # a schedule that was built since begins with a rate of its own
@@ -156,7 +156,7 @@ class PhasedTraining(Strategy):
             print(f"hocket: after {self.batches} batches, on with {text}", file=sys.stderr, flush=True)
 
     def _put_to_work(self, phase: int) -> None:
-        """Only one strategy is told of gradients and steps; collective."""
+        """Put one strategy to work, which alone is told of gradients and steps; collective."""
         before = self.at_work.collector
         self.phase = phase
         self.collector = self.at_work.collector

@@ -1,4 +1,4 @@
-"""``ps`` and its kin: gradients are pushed to parameter servers, and parameters pulled from them, in every step."""
+"""``ps`` and similar strategies: every step pushes gradients to parameter servers, and pulls parameters from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ServedTraining(Strategy):
             raise StrategyError("servers cannot share parameters that two optimizers train: give each to one optimizer")
         self._client, self._optimizer, self._terms = client, optimizer, terms
         self._scale = spec.scale_for(client.workers)
-        self._clips = terms.clip if not terms.is_collected else None  # of each gradient by itself
+        self._clips = terms.clip if not terms.is_collected else None  # the clip of each gradient by itself
         self.steps = 0
         self.late = 0
         self._is_sealed = spec.in_step and client.workers > 1
@@ -83,7 +83,7 @@ class ServedTraining(Strategy):
         return self._nan_policy.skipped
 
     def describe_placement(self) -> list[str]:
-        """Which parameters are on which server, and by what gradients are multiplied, in lines for a reader."""
+        """Which parameters are on which server, and the factor of gradients, in lines for a reader."""
         lines = self.placement.describe(self._members.names)
         if not self._terms.is_collected:
             lines.append(f"hocket:   every gradient is applied by itself, times {self._scale:g} (scale=)")
@@ -99,10 +99,10 @@ class ServedTraining(Strategy):
         super().settle(why)
 
     def _flush(self) -> None:
-        """Push what was kept for a later push."""
+        """Push gradients that were kept for a later push."""
 
     def _refresh(self) -> None:
-        """Have the parameters as they are on the servers now; with what the script has loaded, if it has."""
+        """Get the parameters of the servers as they are now, with any values that the script has loaded."""
         self._send_loaded()
         self._copy.pull()
         self._take_over()
@@ -159,7 +159,7 @@ class ServedTraining(Strategy):
         self._note_gradients()
 
     def _note_gradients(self) -> None:
-        """Remember gradients as they are now."""
+        """Remember the gradients as they are now, to notice changes by the script."""
         if self._is_sealed:
             sparse = (parameter.grad for parameter in self._sparse.parameters)
             found = [*self._gradients, *(gradient for gradient in sparse if gradient is not None)]
@@ -202,17 +202,17 @@ class ServedTraining(Strategy):
         return loss
 
     def _has_overflown(self) -> bool:
-        """Whether GradScaler, which leaves that to a fused optimizer, has found an infinite gradient."""
+        """Whether GradScaler has found an infinite gradient, which it leaves to a fused optimizer to skip."""
         found = getattr(self._optimizer, "found_inf", None)
         return found is not None and bool(found)
 
     def _exchange(self, weight: float) -> None:
-        """Push, and pull."""
+        """Push gradients, and pull parameters."""
         self._push(weight, self._collect() if weight else None, pull=True)
         self._take_over()
 
     def _push(self, weight: float, present: bytes | None, *, pull: bool) -> None:
-        """Push what is in the slots; one byte of ``present`` per parameter, if not all have a gradient."""
+        """Push the gradients in the slots; ``present`` has one byte per parameter, if not all have a gradient."""
         groups = self._groups()
         push = self._say(weight, present, groups)
         if weight:
@@ -236,7 +236,7 @@ class ServedTraining(Strategy):
         return Push(self._batch.epoch, weight, present, groups, names)
 
     def _collect(self) -> bytes | None:
-        """Bring in what the script put in place of gradients; which parameters have one, if not all."""
+        """Take over gradients that the script replaced; returns which parameters have one, or None if all have."""
         self._check_gradients()
         missing = bytearray(len(self._views))
         for i, (parameter, view) in enumerate(zip(self._members.parameters, self._views, strict=True)):
@@ -249,7 +249,7 @@ class ServedTraining(Strategy):
 
     @property
     def _factor(self) -> float:
-        """By which gradients are multiplied; a fused optimizer is left what GradScaler has multiplied them by."""
+        """The factor of gradients; it undoes GradScaler's scale, if that is left to a fused optimizer."""
         scaled = getattr(self._optimizer, "grad_scale", None)
         return self._scale if scaled is None else self._scale / float(scaled)
 
@@ -263,7 +263,7 @@ class ServedTraining(Strategy):
             torch._foreach_mul_(self._gradients, factor)
 
     def _groups(self) -> list[dict[str, Any]] | None:
-        """What the servers do not know yet of learning rates and the like."""
+        """The values of the optimizer's groups, such as learning rates, if the servers do not know them yet."""
         groups = rule.describe_groups(self._optimizer)
         if groups == self._told:
             return None
@@ -278,7 +278,7 @@ class ServedTraining(Strategy):
 
     @staticmethod
     def _bring(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Between a GPU and the memory of its host; nothing if they are the same."""
+        """Copy between a GPU and the memory of its host; nothing to do if both are the same memory."""
         if targets is not sources:
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)
@@ -315,5 +315,5 @@ class ServedTraining(Strategy):
 
 
 def terms_of(spec: Served) -> Terms:
-    """What a strategy means for the servers."""
+    """The terms on which the servers work for a strategy."""
     return Terms(spec.bound, spec.groups, spec.staleness_aware, spec.clip, spec.patience)

@@ -38,7 +38,7 @@ class ServerState:
         optimizer.register_load_state_dict_post_hook(lambda _: self._send())
 
     def _fetch(self, _: Optimizer) -> None:
-        """Before ``state_dict()``: have what is on the servers."""
+        """Before ``state_dict()``: get the state from the servers."""
         state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         for stored in self._copy.state():
             parameter = self._members.parameters[stored.index]
@@ -65,7 +65,7 @@ class ServerState:
         self._optimizer.state = defaultdict(dict)
 
     def _send(self) -> None:
-        """What is in the optimizer's state goes to the servers, and not to be kept twice, away from here."""
+        """Send the optimizer's state to the servers, and drop it here, so that it is not kept twice."""
         state = self._optimizer.state
         if state and self._is_writer:
             parts: list[list[Stored]] = []
@@ -80,7 +80,7 @@ class ServerState:
         self._optimizer.state = defaultdict(dict)
 
     def _cut(self, each: Any, key: str, value: Any) -> Any:
-        """The part of an entry for a slice."""
+        """The part of an entry of the state that belongs to a slice."""
         place = self._copy.placement.layout.places[each.index]
         if (
             not isinstance(value, torch.Tensor)

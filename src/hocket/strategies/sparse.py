@@ -21,7 +21,7 @@ _State = MutableMapping[Any, Any]
 class SparseTables:
     """The weights of ``nn.Embedding(sparse=True)`` in a model; true if there are any.
 
-    A worker's copy of such a table has the rows that it used last; ``state_dict()`` of the model gets them all.
+    A worker's copy of such a table has the rows that it used last; ``state_dict()`` of the model gets all rows.
 
     Attributes:
         parameters: The weights.
@@ -80,7 +80,7 @@ class SparseTables:
         return accepted
 
     def fetch_state(self, state: _State) -> None:
-        """Have the optimizer's state of all tables."""
+        """Get the optimizer's state of all tables from the servers."""
         for weight in self.parameters:
             for stored in sorted(self._tables[id(weight)].state(), key=lambda each: each.start):
                 value, known = stored.value, state[weight]
@@ -91,7 +91,7 @@ class SparseTables:
                 whole[stored.start : stored.start + value.shape[0]] = value  # a part without any update is zero
 
     def send_state(self, state: _State) -> None:
-        """Bring it to the servers."""
+        """Bring the optimizer's state of all tables to the servers."""
         for weight in self.parameters:
             stored = [Stored(0, 0, key, value) for key, value in state.get(weight, {}).items()]
             if stored:
@@ -99,7 +99,7 @@ class SparseTables:
 
 
 class _RowHook:
-    """On one embedding."""
+    """The hooks on one embedding."""
 
     def __init__(self, module: nn.Module, table: RowCopy) -> None:
         self._module: nn.Module | None = module
@@ -107,7 +107,7 @@ class _RowHook:
 
     @torch.no_grad()
     def before(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Before a forward pass: have the rows that it asks for as they are now."""
+        """Before a forward pass: pull the rows that it asks for."""
         asked = args[0] if args else named.get("input")
         if module is self._module and isinstance(asked, torch.Tensor):
             rows = torch.unique(asked.detach().cpu().to(torch.int64))
@@ -117,7 +117,7 @@ class _RowHook:
 
     @torch.no_grad()
     def complete(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Before ``state_dict()``: have all rows."""
+        """Before ``state_dict()``: pull all rows."""
         if module is self._module:
             weight: torch.Tensor = module.weight.data  # type: ignore[assignment]
             if weight.device.type == "cpu" and weight.is_contiguous():

@@ -182,7 +182,7 @@ class NetworkReduction(Algorithm):
             self._group.close()
 
     def _end(self) -> None:
-        """An exchange is over."""
+        """Called when an exchange is over, for what a subclass has to do then."""
 
     def _is_idle(self, bucket: int) -> bool:
         return bucket in self.idle and bucket < len(self._buckets) - 1  # the last one has the header
