@@ -22,9 +22,9 @@ from torch.nn import functional
 from hocket import specs
 from hocket.capture.members import Members
 from hocket.comm.alone import AloneCommunicator
-from hocket.coordinator.deal import Deal
-from hocket.server.direct import SimulatedService, connect, serve
+from hocket.coordinator.dealer_client import Deal
 from hocket.server.server_client import Client
+from hocket.server.simulated_servers import SimulatedService, connect, serve
 from hocket.specs import Served
 from hocket.strategies.base import BatchAtWork, Context, Why
 from hocket.strategies.building import build

@@ -11,7 +11,7 @@ from pool import Pool, RemoteError
 from products import product
 
 import hocket
-from hocket.comm.layout import Layout, cut
+from hocket.comm.bucket_layout import Layout, cut
 from hocket.job.worker import current
 
 SHAPES = [(), (1,), (3, 5), (70_001,), (0,)]

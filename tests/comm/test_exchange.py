@@ -9,8 +9,8 @@ import torch
 from pool import Pool
 
 import hocket
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.exchange import Ticket
-from hocket.comm.layout import Layout
 from hocket.job.worker import current
 
 PLACES: list[tuple[int, list[int] | None]] = [(1, None), (2, None), (3, None), (2, [1, 1]), (4, [2, 2]), (3, [2, 1])]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.comm.layout import Layout, Limits, bucket_limits
+from hocket.comm.bucket_layout import Layout, Limits, bucket_limits
 
 MB = 1 << 20
 

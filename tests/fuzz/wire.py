@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from server.serving import alone, client, copy, gradient, knock, links, serve, until
 
-from hocket.coordinator.deal import Deal
+from hocket.coordinator.dealer_client import Deal
 from hocket.server.server_client import Client
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport.replies import GRACE

@@ -12,7 +12,7 @@ from torch import nn
 
 import hocket
 from hocket.comm import communicator as comm_communicator
-from hocket.comm.layout import Limits
+from hocket.comm.bucket_layout import Limits
 from hocket.job.worker import current
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.comm import communicator as comm_communicator
 from hocket.comm import several_hosts as comm_hosts
-from hocket.comm.layout import Limits
+from hocket.comm.bucket_layout import Limits
 from hocket.config import Config
 from hocket.job import introductions
 from hocket.job.introductions import Introductions

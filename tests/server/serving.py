@@ -182,7 +182,7 @@ def train(made: Client, terms: Terms, steps: int, rules: dict[str, Any] | None =
 
 def alone(workers: int, steps: int) -> torch.Tensor:
     """What one process would have: each step with the mean of all workers' gradients."""
-    from hocket.comm.layout import Layout
+    from hocket.comm.bucket_layout import Layout
 
     layout = Layout(tensors())
     flat = torch.zeros(layout.buckets[0].count, dtype=torch.float64)

@@ -10,10 +10,10 @@ from torch import nn
 from hocket import specs
 from hocket.capture.members import Members
 from hocket.comm.alone import AloneCommunicator
-from hocket.coordinator.deal import Deal
-from hocket.server.direct import connect, serve
+from hocket.coordinator.dealer_client import Deal
 from hocket.server.server_client import Client
 from hocket.server.server_service import Service
+from hocket.server.simulated_servers import connect, serve
 from hocket.specs import Served
 from hocket.strategies.base import BatchAtWork, Context
 from hocket.strategies.building import build

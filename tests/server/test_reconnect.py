@@ -11,7 +11,7 @@ import torch
 from server.cutting import cutting
 from server.serving import Served, alone, client, copy, gradient, links, serve, together, train, until
 
-from hocket.coordinator.deal import Deal
+from hocket.coordinator.dealer_client import Deal
 from hocket.server.server_client import Client
 from hocket.server.terms import Push, Terms
 from hocket.transport import door, replies, requests

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server.simulated import SAMPLES, Job, Worker, are_equal, assert_close, loss_of, make_model, plain, take, values
 
-from hocket.coordinator.deal import Deal
+from hocket.coordinator.dealer_client import Deal
 from hocket.errors import DeadlineExceeded
 from hocket.strategies.base import Why
 from hocket.transport.simulated import Speed

@@ -12,7 +12,7 @@ from torch import nn
 
 import hocket
 from hocket.comm import communicator as comm_communicator
-from hocket.comm.layout import Limits, bucket_limits
+from hocket.comm.bucket_layout import Limits, bucket_limits
 from hocket.errors import MismatchError
 from hocket.job.worker import current
 

@@ -14,7 +14,7 @@ import hocket
 from hocket.capture import noise
 from hocket.capture.noise import Gauge
 from hocket.comm import communicator as comm_communicator
-from hocket.comm.layout import Limits
+from hocket.comm.bucket_layout import Limits
 from hocket.events import Gradients
 from hocket.job.worker import current
 from hocket.observe.gradients import GradientSummary

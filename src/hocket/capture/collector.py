@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from hocket import spans
+from hocket.capture.bucket_order import Readiness
 from hocket.capture.own_gradients import OwnGradients
-from hocket.capture.readiness import Readiness
 from hocket.capture.slots import LARGE, Slots
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.exchange import Exchange
-from hocket.comm.layout import Layout
 from hocket.errors import StrategyError
 
 _NONFINITE = 1 << 62  # flag of a payload; the lower bits hold the parameter's number and what is missing

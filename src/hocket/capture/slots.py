@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from hocket.comm.layout import Layout
+from hocket.comm.bucket_layout import Layout
 from hocket.errors import StrategyError
 
 LARGE = 1 << 14  # elements from which a gradient is copied at once

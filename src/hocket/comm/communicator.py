@@ -16,8 +16,8 @@ import torch
 
 from hocket.comm.algorithms import choose
 from hocket.comm.algorithms.network_reductions import Lane, NetworkTimes
+from hocket.comm.bucket_layout import Layout, bucket_limits
 from hocket.comm.exchange import Exchange
-from hocket.comm.layout import Layout, bucket_limits
 from hocket.comm.topology import Topology
 from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from hocket.comm.layout import Layout
+from hocket.comm.bucket_layout import Layout
 from hocket.transport.gate import Description
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 
 from hocket.comm.algorithms.network_reductions import Lane, NetworkTimes
+from hocket.comm.bucket_layout import cut
 from hocket.comm.communicator import Communicator, describe, named, through_cpu
 from hocket.comm.kernels import NARROW, reduce_into
-from hocket.comm.layout import cut
 from hocket.comm.topology import Topology
 from hocket.errors import MismatchError, UsageError
 from hocket.transport.gate import Description, ranks, say, signature

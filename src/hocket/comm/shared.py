@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from hocket.comm.algorithms.memory_reductions import DIRECT_BYTES, SharedBuffer
+from hocket.comm.bucket_layout import Bucket, Place, cut
 from hocket.comm.communicator import Communicator, describe, named, through_cpu
 from hocket.comm.kernels import reduce_into
-from hocket.comm.layout import Bucket, Place, cut
 from hocket.transport.gate import Description, signature
 from hocket.transport.shared_memory import SharedMemory
 

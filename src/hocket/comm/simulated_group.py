@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.communicator import describe, named
 from hocket.comm.exchange import Algorithm, Exchange, Ticket
 from hocket.comm.kernels import average_into, reduce_into
-from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
 from hocket.transport.gate import signature
 from hocket.transport.simulated import Speed

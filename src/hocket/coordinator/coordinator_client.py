@@ -16,7 +16,7 @@ from hocket.transport.requests import BOARD, Link, WireLink, join, reach
 from hocket.transport.wire import Wire
 
 if TYPE_CHECKING:
-    from hocket.coordinator.deal import Deal
+    from hocket.coordinator.dealer_client import Deal
 
 SOCKET = "coordinator"
 """The last part of the name of the coordinator's socket on its host."""

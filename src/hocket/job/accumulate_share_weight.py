@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import torch
 
 from hocket.errors import UsageError
+from hocket.job.batch_weights import weigh_share
 from hocket.job.loader import sharding
 from hocket.job.metrics import read_number
-from hocket.job.weights import weigh_share
 from hocket.job.worker import current, together
 from hocket.strategies.base import BatchAtWork
 

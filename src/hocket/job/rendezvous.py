@@ -11,13 +11,13 @@ import torch
 from hocket import specs
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator
-from hocket.comm.meeting import MeetingCommunicator
+from hocket.comm.coordinator_group import MeetingCommunicator
 from hocket.comm.several_hosts import HostsCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
 from hocket.coordinator.coordinator_client import open_board
 from hocket.coordinator.hosting import HostedCoordinator
-from hocket.coordinator.watch import Watch
+from hocket.coordinator.liveness_client import Watch
 from hocket.errors import UsageError, WorkerLost
 from hocket.job import introductions
 from hocket.server.server_client import Client, open_client

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from hocket import specs
 from hocket.comm.communicator import Communicator
-from hocket.comm.meeting import MeetingCommunicator
+from hocket.comm.coordinator_group import MeetingCommunicator
 from hocket.comm.simulated_group import SimulatedCommunicator
 from hocket.config import Config
 from hocket.job.randomness import RandomState
 from hocket.job.worker import Worker, acting_as
-from hocket.server.direct import connect, serve
 from hocket.server.server_client import Client
+from hocket.server.simulated_servers import connect, serve
 from hocket.transport.simulated import Simulation, Speed
 from hocket.transport.simulated_memory import SimulatedHost, SimulatedMemory
 

@@ -11,15 +11,15 @@ from torch.optim import Optimizer
 
 from hocket.capture.collector import BackwardPasses
 from hocket.comm.communicator import Communicator
+from hocket.job.batch_weights import Weights
 from hocket.job.counts import TrainingCounts
 from hocket.job.guard import Guard
-from hocket.job.loop import Loop
-from hocket.job.loops import Loops
+from hocket.job.open_loops import Loops
 from hocket.job.owner import Owner
 from hocket.job.randomness import RandomState
 from hocket.job.replica_check import ReplicaCheck
 from hocket.job.settling import Settling
-from hocket.job.weights import Weights
+from hocket.job.training_loop import Loop
 from hocket.server.server_client import Client
 from hocket.strategies.base import BatchAtWork, Strategy
 

@@ -24,7 +24,7 @@ from hocket import config as configuration
 from hocket import spans
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator, calling
-from hocket.comm.meeting import MeetingCommunicator
+from hocket.comm.coordinator_group import MeetingCommunicator
 from hocket.config import Config
 from hocket.errors import UsageError
 from hocket.events import NoSink, PipeSink, Sink, Stage

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.comm.layout import Layout, Place, align
+from hocket.comm.bucket_layout import Layout, Place, align
 from hocket.server import rule
 from hocket.server.shard import Contribution, Gradient, Shard, Stored
 from hocket.server.terms import Definition

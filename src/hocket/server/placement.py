@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hocket.comm.layout import Layout, align
+from hocket.comm.bucket_layout import Layout, align
 from hocket.server.terms import Slice
 
 METHODS = ("partitioned", "greedy", "round_robin")

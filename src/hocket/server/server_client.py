@@ -12,7 +12,7 @@ from hocket.comm.peers import Peers
 from hocket.comm.wire_peers import WirePeers
 from hocket.config import Config
 from hocket.coordinator.coordinator_client import Coordinator, connect
-from hocket.coordinator.deal import Deal
+from hocket.coordinator.dealer_client import Deal
 from hocket.errors import JobError
 from hocket.server.terms import Kind
 from hocket.transport.requests import Link, WireLink, join, reach

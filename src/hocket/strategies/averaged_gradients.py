@@ -5,7 +5,6 @@ The averages are private to the worker, in one flat buffer of which every ``p.gr
 
 from __future__ import annotations
 
-import json
 import operator
 import time
 import zlib
@@ -15,13 +14,13 @@ import torch
 from torch.optim import Optimizer
 
 from hocket import spans
+from hocket.capture.bucket_order import Readiness
 from hocket.capture.collector import Collector, read_payloads
 from hocket.capture.members import Members
 from hocket.capture.noise import Gauge
-from hocket.capture.readiness import Readiness
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.communicator import Communicator
 from hocket.comm.exchange import Exchange, Ticket
-from hocket.comm.layout import Layout
 from hocket.errors import StrategyError, UsageError
 from hocket.strategies.nan_policy import NanPolicy
 
@@ -147,9 +146,7 @@ class AveragedGradients:
     def _follow(self, readiness: Readiness) -> None:
         """Lay out the buckets in the order in which gradients became ready on rank 0; collective."""
         parameters = self.members.parameters
-        seen = list(dict.fromkeys(readiness.order))
-        seen = sorted(set(range(len(parameters))) - set(seen)) + seen  # gradients that never arrive need not be last
-        order = json.loads(self._communicator.gather_bytes(json.dumps(seen).encode())[0])
+        order = self._communicator.gather_data(readiness.order)[0]
         layout = self._communicator.lay_out(parameters, order)
         if layout.places == self._engine.layout.places:
             return

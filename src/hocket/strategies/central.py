@@ -17,8 +17,8 @@ from hocket.capture.local_gradient import LocalGradient
 from hocket.capture.members import Members
 from hocket.capture.model_hooks import ModelHooks
 from hocket.capture.noise import Gauge
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.kernels import average_into
-from hocket.comm.layout import Layout
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import SharedCopyError, StrategyError
 from hocket.specs import Spec

@@ -15,7 +15,7 @@ import torch
 from hocket.specs import DiLoCo
 from hocket.strategies.base import Context, Why
 from hocket.strategies.fragments import Fragment, divide
-from hocket.strategies.local_rounds import LocalTraining
+from hocket.strategies.local_training import LocalTraining
 from hocket.updates.update import Step
 
 

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from hocket.errors import StrategyError
 from hocket.specs import EASGD
 from hocket.strategies.base import Context, DoneBatch, Why
-from hocket.strategies.local_rounds import LocalTraining
+from hocket.strategies.local_training import LocalTraining
 from hocket.updates.update import Step
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.graphs import Graph
-from hocket.comm.layout import Layout
 from hocket.comm.neighbour_rounds import Flats
 from hocket.comm.pairs import squares
 from hocket.comm.snapshots import Snapshots
@@ -25,7 +25,7 @@ from hocket.comm.spectrum import gap
 from hocket.specs import Gossip
 from hocket.strategies.averaging import average_once
 from hocket.strategies.base import Context, Why
-from hocket.strategies.local_rounds import LocalTraining
+from hocket.strategies.local_training import LocalTraining
 from hocket.updates.update import Step
 
 CONSENSUS = "distance from consensus"

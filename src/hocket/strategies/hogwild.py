@@ -13,13 +13,13 @@ from torch.optim import LBFGS
 
 from hocket import spans
 from hocket.capture.members import Members
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.communicator import Communicator
-from hocket.comm.layout import Layout
 from hocket.errors import SharedCopyError, StrategyError
 from hocket.server.server_client import Client
 from hocket.specs import Hogwild
 from hocket.strategies.base import Context, Why
-from hocket.strategies.local_rounds import LocalTraining
+from hocket.strategies.local_training import LocalTraining
 from hocket.transport import futex
 from hocket.transport.area import LINE, aligned
 from hocket.transport.lock import SharedLock

@@ -14,7 +14,7 @@ from hocket.errors import UsageError
 from hocket.specs import LocalSGD
 from hocket.strategies.averaging import InPlaceAverage, average_once
 from hocket.strategies.base import Context, DoneBatch, Why
-from hocket.strategies.local_rounds import LocalTraining
+from hocket.strategies.local_training import LocalTraining
 from hocket.strategies.optimizer_state import CommonState
 from hocket.transport.gate import signature
 

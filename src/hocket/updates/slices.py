@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hocket.comm.layout import Layout, align, cut
+from hocket.comm.bucket_layout import Layout, align, cut
 from hocket.updates.update import Owners, Range, Step, Trained, Update
 
 _PIECE = 1 << 16  # elements per thread; with gradient and state a few pieces fit into the second-level cache

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hocket.comm.layout import Place
+from hocket.comm.bucket_layout import Place
 
 Step = Callable[..., Any]
 """``optimizer.step`` as the user's class has it."""

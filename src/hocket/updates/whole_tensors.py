@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hocket.comm.layout import Layout, Place, align
+from hocket.comm.bucket_layout import Layout, Place, align
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import StrategyError
 from hocket.updates.update import Range, Step, Trained, Update

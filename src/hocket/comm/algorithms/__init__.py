@@ -8,8 +8,8 @@ from hocket.comm.algorithms.gpu_reductions import Nccl, Staged
 from hocket.comm.algorithms.hierarchical import Hierarchical
 from hocket.comm.algorithms.memory_reductions import DIRECT_BYTES, Direct, Split, TwoPhase
 from hocket.comm.algorithms.network_reductions import Flat
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.exchange import Algorithm, Alone
-from hocket.comm.layout import Layout
 
 if TYPE_CHECKING:
     from hocket.comm.communicator import Communicator

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from hocket import spans
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.exchange import Algorithm, Ticket
-from hocket.comm.layout import Layout
 from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup
 

@@ -14,8 +14,8 @@ import torch
 from hocket import spans
 from hocket.comm.algorithms.memory_reductions import SharedBuffer
 from hocket.comm.algorithms.network_reductions import Lane, NetworkReduction
+from hocket.comm.bucket_layout import Layout, cut
 from hocket.comm.kernels import scaled_sum_into
-from hocket.comm.layout import Layout, cut
 from hocket.transport.gate import Description
 from hocket.transport.shared_memory import SharedMemory
 

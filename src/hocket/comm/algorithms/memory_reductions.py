@@ -7,9 +7,9 @@ import time
 import torch
 
 from hocket import spans
+from hocket.comm.bucket_layout import Bucket, Layout, cut
 from hocket.comm.exchange import Algorithm, Ticket
 from hocket.comm.kernels import average_into
-from hocket.comm.layout import Bucket, Layout, cut
 from hocket.errors import MismatchError
 from hocket.transport.area import Area, aligned
 from hocket.transport.gate import Description, say

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from hocket import spans
+from hocket.comm.bucket_layout import Bucket, Layout
 from hocket.comm.exchange import Algorithm, Ticket
-from hocket.comm.layout import Bucket, Layout
 from hocket.comm.topology import Topology
 from hocket.transport.gate import Description
 from hocket.transport.process_group import ProcessGroup

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hocket.coordinator.deal import Deal
+from hocket.coordinator.dealer_client import Deal
 from hocket.errors import UsageError
 from hocket.job import randomness
+from hocket.job.batch_weights import weigh_share
 from hocket.job.loader import original_loader, sharding
+from hocket.job.loader.dealt_batches import Turns
 from hocket.job.loader.passes import Counts, Pass, Rest, Start
 from hocket.job.loader.sharded_stream import ShardedStream, as_it_is, level
 from hocket.job.loader.sharding import SeededDataset, ShardedIndices, is_of_torch
 from hocket.job.loader.timed_rounds import RoundDeal, RoundTurns, timed
-from hocket.job.loader.turns import Turns
-from hocket.job.loop import Batch, Loop, on_purpose
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
-from hocket.job.weights import weigh_share
+from hocket.job.training_loop import Batch, Loop, on_purpose
 from hocket.job.worker import Worker
 from hocket.strategies.base import BatchAtWork
 

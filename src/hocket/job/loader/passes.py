@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from hocket import spans
-from hocket.job.loop import Loop
 from hocket.job.randomness import RandomState, SharedRandom
+from hocket.job.training_loop import Loop
 
 T = TypeVar("T")
 Span = tuple[int, int | None]  # from, and to (excluded; None is the end of the order)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from hocket.comm.layout import Bucket
+from hocket.comm.bucket_layout import Bucket
 from hocket.comm.shared import SharedCommunicator
 from hocket.job import collectives
 from hocket.job.worker import current

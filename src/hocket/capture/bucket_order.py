@@ -1,4 +1,4 @@
-"""Which buckets are complete while a backward pass still computes.
+"""The order of buckets: that in which gradients arrive, and which bucket is complete while a pass still computes.
 
 The first pass is only watched: it shows in which order gradients become ready, and whether each comes once.
 """
@@ -12,7 +12,6 @@ class Readiness:
     """Counts the gradients of each bucket.
 
     Attributes:
-        order: The order in which the gradients of the first pass arrived.
         is_early: Whether buckets may be sent off before the pass is over.
         has_sent: Whether a bucket was sent off early in this pass.
         is_held: Whether the rest of this pass is sent only when the pass is over.
@@ -22,7 +21,7 @@ class Readiness:
         self._bucket_of = bucket_of
         self._learning = early is None
         self._repeats = False
-        self.order: list[int] = []
+        self._arrivals: list[int] = []  # indices of the gradients of the first pass, as they came
         self.is_early = bool(early)
         self.has_sent = self.is_held = False
         self.set_trained(trained)
@@ -49,7 +48,7 @@ class Readiness:
         if self._learning:
             self._repeats |= nested or bool(self._seen[index])
             self._seen[index] = 1
-            self.order.append(index)
+            self._arrivals.append(index)
             return None
         if not self.is_early:
             return None
@@ -65,6 +64,15 @@ class Readiness:
             return None
         self.has_sent = True
         return bucket
+
+    @property
+    def order(self) -> list[int]:
+        """All parameters, by index, in the order in which they should lie in the buckets, after the first pass.
+
+        Gradients that never arrive come first: they need not be last.
+        """
+        seen = list(dict.fromkeys(self._arrivals))
+        return sorted(set(range(len(self._bucket_of))) - set(seen)) + seen
 
     def end(self) -> bool:
         """A pass that was exchanged is over; whether it was the first one."""

@@ -9,10 +9,10 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from hocket.comm.alone import AloneCommunicator
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.communicator import Communicator, describe, named, through_cpu
 from hocket.comm.exchange import Exchange
 from hocket.comm.kernels import reduce_into
-from hocket.comm.layout import Layout
 from hocket.comm.topology import Topology
 from hocket.errors import StrategyError
 from hocket.transport.gate import Description

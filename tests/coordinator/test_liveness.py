@@ -18,9 +18,9 @@ from server.serving import ADDRESS, SECRET, until
 
 from hocket.config import Config
 from hocket.coordinator import liveness
-from hocket.coordinator import watch as watching
+from hocket.coordinator import liveness_client as watching
 from hocket.coordinator.hosting import HostedCoordinator
-from hocket.coordinator.watch import Watch
+from hocket.coordinator.liveness_client import Watch
 from hocket.errors import DeadlineExceeded, HocketError, JobError, MismatchError, WorkerLost
 from hocket.transport.wire import Wire, hang_up
 

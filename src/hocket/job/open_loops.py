@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from torch.optim import Optimizer
 
 from hocket.capture.collector import BackwardPasses
-from hocket.job.loop import Batch, Loop
+from hocket.job.batch_weights import Weights
 from hocket.job.owner import Owner
 from hocket.job.schedules import LoopPace
 from hocket.job.settling import Settling
-from hocket.job.weights import Weights
+from hocket.job.training_loop import Batch, Loop
 from hocket.strategies.base import DoneBatch, Strategy, Why
 
 

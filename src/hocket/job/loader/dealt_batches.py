@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from hocket import spans
-from hocket.coordinator.deal import Deal
+from hocket.coordinator.dealer_client import Deal
 from hocket.job.loader.passes import Counts, Plan
 from hocket.job.worker import Worker
 from hocket.server.server_client import Client

@@ -14,7 +14,7 @@ from torch import nn
 
 from hocket.capture.model_hooks import tensors
 from hocket.job import buffers
-from hocket.job.loop import storages
+from hocket.job.training_loop import storages
 from hocket.strategies.base import Strategy
 
 
