@@ -26,8 +26,8 @@ class Setting:
         help: What it does, in one sentence.
         reads: Gives the value that a text means, or raises UsageError.
         choices: The texts allowed; empty means any.
-        for_launcher: Whether workers are not told of it.
-        for_hosts: Whether it means something with several hosts only; it is for the launcher then.
+        for_launcher: Whether only the launcher knows the setting, and no worker.
+        for_hosts: Whether the setting is for several hosts only; it is for the launcher then.
         name: The flag without its dashes.
     """
 
@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def is_switch(self) -> bool:
-        """Whether its flag stands alone, for on."""
+        """Whether the flag takes no value."""
         return self.choices == ("off", "on")
 
     def read(self, text: str) -> Any:
@@ -275,7 +275,7 @@ OF_TORCHRUN = ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "L
 
 
 def hide(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment of a worker in which only Hocket finds them."""
+    """The environment of a worker in which only Hocket finds the variables of torchrun."""
     return {HIDDEN + name if name in OF_TORCHRUN else name: value for name, value in environ.items()}
 
 
@@ -285,7 +285,7 @@ def _reveal(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 HIDDEN = "HOCKET_HIDDEN_"
-"""With this before their names."""
+"""The prefix of hidden variables."""
 
 
 def told() -> dict[str, str]:
@@ -326,7 +326,7 @@ _OF_A_SHELL = {"PWD", "OLDPWD", "SHLVL", "HOSTNAME", "HOME", "USER", "LOGNAME", 
 
 
 def names_for_rig() -> list[str]:
-    """What is not exported anyway, and a script may read, for hosts that are this machine under another name."""
+    """Names of other variables that a script may read, for hosts that are this machine under another name."""
     named = (name for name in os.environ if name.isidentifier() and name.strip("_") and name not in _OF_A_SHELL)
     return sorted(name for name in named if not name.startswith(("SSH_", *_EXPORTED)))
 

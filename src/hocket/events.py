@@ -70,8 +70,8 @@ class Traffic:
     Attributes:
         host: The worker's host.
         under_way: Seconds in which gradients were under way, of the exchanges that were looked at.
-        exposed: Seconds of these in which it did nothing but wait for them.
-        waited_for: Seconds that it waited because another one was not there yet, by that one's host.
+        exposed: Seconds of ``under_way`` in which the worker did nothing but wait.
+        waited_for: Seconds that the worker waited because another one was not there yet, by the other's host.
     """
 
     host: str
@@ -123,10 +123,10 @@ class ServerReport:
     """What a parameter server has done since it started.
 
     Attributes:
-        server: Its number.
-        host: Where it is.
-        seconds: How long it has been at work.
-        busy: Seconds of these in which it updated parameters or moved them.
+        server: The number of the server.
+        host: The host of the server.
+        seconds: How long the server has been at work.
+        busy: Seconds of ``seconds`` in which the server updated parameters or moved them.
         updates: How often it has updated parameters.
         received: Bytes that came in, through shared memory or a network.
         sent: Bytes that went out, through shared memory or a network.
@@ -182,8 +182,8 @@ FOLDER_BEGUN, FOLDER_DONE = "temporary folder begun", "temporary folder done"
 class Stage:
     """Where a worker is in its life: ``joining`` the others, ``joined``, or ``failed`` (it has raised).
 
-    ``status`` is then the one with which it will end, as subprocess has it, and ``words`` its traceback if it has no
-    stream for errors.
+    For ``failed``, ``status`` is the exit status to come, as subprocess has it, and ``words`` is the traceback if the
+    worker has no stream for errors.
     """
 
     stage: str
@@ -210,7 +210,7 @@ class Spans:
         base: Nanoseconds of the monotonic clock of its host, from which the others count.
         names: The name, track and kind of spans that are alike.
         rows: Four numbers for each span: which of ``names``, when it began, how long it took (nanoseconds), its number.
-        lost: How many there was no room for, since the process started.
+        lost: How many spans there was no room for, since the process started.
     """
 
     base: int
@@ -279,7 +279,7 @@ class NoSink:
     """Forgets everything."""
 
     def put(self, record: Record) -> None:
-        """Forget it."""
+        """Forget the record."""
 
     def has_room(self) -> bool:
         return True
@@ -329,7 +329,7 @@ class PipeSink:
 
 
 def encode(record: Record) -> bytes:
-    """One line of JSON."""
+    """A record as one line of JSON."""
     return json.dumps({"kind": record.kind, **vars(record)}).encode() + b"\n"
 
 

@@ -42,7 +42,7 @@ class _Tape:
         self._sink = sink
         self._rows: deque[tuple[_Key, float, float, int]] = deque()  # whose ends threads may use without a lock
         self._lost = 0
-        self._lock = threading.Lock()  # of handovers
+        self._lock = threading.Lock()  # held during handovers
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hocket-spans", daemon=True)
         self._thread.start()
@@ -63,7 +63,7 @@ class _Tape:
         self._rows.append((key, begin, end, number))
 
     def hand_over(self) -> bool:
-        """Give the sink what it takes; whether that was all."""
+        """Give the sink as many spans as it takes; returns whether that was all."""
         with self._lock:
             while self._rows:
                 if not self._sink.has_room():
@@ -116,7 +116,7 @@ def flush() -> None:
 
 
 def are_kept() -> bool:
-    """Whether somebody asked for them: then times may be taken that nobody else needs."""
+    """Whether spans are kept: then times may be taken that nothing else needs."""
     return _tape is not None
 
 
@@ -124,11 +124,11 @@ def add(kind: str, name: str, begin: float, end: float, *, track: str = SCRIPT, 
     """This process has done something.
 
     Args:
-        kind: What it is, one of the words above.
-        name: What a reader is told; few different ones.
+        kind: The kind of span, one of the words above.
+        name: The name that a reader sees; there should be few different ones.
         begin: When it began, by ``time.perf_counter()``.
         end: When it ended, by ``time.perf_counter()``.
-        track: Where it is shown. Spans of one track are one after the other, or inside of each other.
+        track: The track that shows the span. Spans of one track are one after the other, or inside of each other.
         number: What tells it from others of its name, as the number of a batch; the same for meetings of several.
     """
     if _tape is not None:
@@ -137,7 +137,7 @@ def add(kind: str, name: str, begin: float, end: float, *, track: str = SCRIPT, 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Keep nothing within, to compare."""
+    """Inside this context, keep no spans, to measure what they cost."""
     global _tape
     tape, _tape = _tape, None
     try:
@@ -148,7 +148,7 @@ def silence() -> Iterator[None]:
 
 @contextmanager
 def span(kind: str, name: str, *, track: str = SCRIPT) -> Iterator[None]:
-    """Add a span for what is done within; for what happens seldom."""
+    """Add a span for the time inside this context; for what happens seldom."""
     begin = time.perf_counter()
     try:
         yield

@@ -1,4 +1,4 @@
-"""``accumulate``, ``share`` and ``weight``: the script itself says what its backward passes count."""
+"""``accumulate``, ``share`` and ``weight``, with which a script says how much its backward passes count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def share(n: int) -> slice:
     """This rank's part of a batch of ``n`` samples, for scripts that make their batches without a DataLoader.
 
     All ranks say the same ``n`` and get parts that together are the batch, each sample in one of them. Where autograd
-    is on, the backward passes that follow are for it, until the next call: they count by the samples that the part has,
+    is on, the backward passes until the next call are for this part: they count by the samples that the part has,
     so that for losses which are means the averaged gradient is that of the whole batch, also if parts are not equally
     large. A rank for which nothing is left gets the first sample again, and its gradient does not count.
 
@@ -91,7 +91,7 @@ def weight(count: float | None) -> float:
             gradients are to be averaged as they are.
 
     Returns:
-        What this worker's gradients are multiplied by before they are averaged.
+        The factor of this worker's gradients before they are averaged.
     """
     worker, weights = current(), current().training.weights
     if count is None:

@@ -1,4 +1,4 @@
-"""What the backward passes of a batch count: less where a rank has fewer samples of it than the others, or none.
+"""How much the backward passes of a batch count: less where a rank has fewer samples than others, or none.
 
 A last batch that is smaller is spread unevenly, and a rank for which nothing is left repeats a batch with weight 0.
 What such a batch does to buffers and random numbers is undone.
@@ -19,7 +19,7 @@ from hocket.strategies.base import Strategy
 
 
 def weigh_share(here: int, everywhere: int, size: int) -> float:
-    """What this rank's gradient is multiplied by before it is averaged over ``size`` ranks.
+    """The factor of this rank's gradient before it is averaged over ``size`` ranks.
 
     The average is then that of the whole batch, for losses that are means over the samples.
 
@@ -32,30 +32,30 @@ def weigh_share(here: int, everywhere: int, size: int) -> float:
 
 
 class Weights:
-    """What the backward passes of one worker count.
+    """How much the backward passes of one worker count.
 
     Attributes:
-        now: What backward passes count now, relative to those of other ranks.
+        now: How much backward passes count now, relative to those of other ranks.
     """
 
     def __init__(self, strategies: Sequence[Strategy]) -> None:
         self._strategies = strategies
         self.now = 1.0
-        self._by_loader: dict[int, float] = {}  # of training loops that go on
+        self._by_loader: dict[int, float] = {}  # weights of the training loops that go on
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
         self._undo: Callable[[], None] | None = None
         self._kept: list[tuple[list[weakref.ref[torch.Tensor]], float]] = []  # batches with other weights than 1
-        self._is_kept = False  # the batch at work is one of these
+        self._is_kept = False  # whether the batch at work is a kept one
 
     def set(self, weight: float) -> None:
-        """What backward passes count from now on, until the next batch."""
+        """Set how much backward passes count from now on, until the next batch."""
         if weight != self.now:
             self.now = weight
             for strategy in self._strategies:
                 strategy.collector.weigh(weight)
 
     def weigh(self, loader: object, weight: float) -> None:
-        """What the batch of a training loop counts; the mean, of loops that go on at the same time and disagree."""
+        """Set how much the batch of a training loop counts; simultaneous loops that disagree count their mean."""
         self._forget_left()
         self._by_loader[id(loader)] = weight
         self.set(sum(self._by_loader.values()) / len(self._by_loader))
@@ -72,7 +72,7 @@ class Weights:
         return bool(self._by_loader)
 
     def leave_loop(self, loader: object) -> None:
-        """A training loop was left before its end; what its last batch counts holds until the next one comes."""
+        """A training loop was left before its end; the weight of its last batch holds until the next one comes."""
         self._left.append(id(loader))
 
     def _forget_left(self) -> None:

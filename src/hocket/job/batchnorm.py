@@ -38,7 +38,7 @@ class SyncBatchNorm(_BatchNorm):
     adds = False
     """Whether losses are sums over samples (``distribute(…, reduction="sum")``)."""
     converted_from: type[_BatchNorm] | None = None
-    """What ``sync_batchnorm`` found: files have that, and copies in this process are synchronised as this one."""
+    """The class that ``sync_batchnorm`` found, which is pickled to files; copies in this process stay synchronised."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         twin = memo[id(self)] = type(self).__new__(type(self))
@@ -61,7 +61,7 @@ class SyncBatchNorm(_BatchNorm):
         if not 2 <= input.dim() <= 5:
             raise ValueError(f"SyncBatchNorm takes inputs of 2 to 5 dimensions, not {input.dim()}: {list(input.shape)}")
 
-    @_disable_dynamo  # torch.compiler.disable, but it does not load the compiler before the first call
+    @_disable_dynamo  # like torch.compiler.disable, but does not load the compiler before the first call
     def _normalise(self, input: torch.Tensor) -> torch.Tensor:
         worker = current()
         if worker.client is not None:
@@ -134,11 +134,11 @@ def _check(name: str, module: nn.Module, distributed: bool) -> None:
 def _describe(input: torch.Tensor, counts: bool) -> torch.Tensor:
     """This rank's part of the statistics: (values per channel, means, sums of squared differences from the mean).
 
-    In float64, which costs nothing for so few numbers and in which large counts are exact.
+    The numbers are float64, in which large counts are exact; they are too few for that to cost anything.
     """
     channels = input.shape[1]
     if not counts or not input.numel():
-        # Not even multiplied by 0, so that a NaN in a repeated sample does not count.
+        # Repeated samples are not even multiplied by 0, so that a NaN in them does not count.
         return torch.zeros(1 + 2 * channels, dtype=torch.float64, device=input.device)
     wide = input if input.dtype == torch.float64 else input.float()
     mean, variance = torch.batch_norm_update_stats(wide, None, None, 0.0)
@@ -158,7 +158,7 @@ def _combine(parts: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalises by given statistics, and differentiates them as what they are: functions of all ranks' inputs."""
+    """Normalises by given statistics, and differentiates through them: they are functions of all ranks' inputs."""
 
     @staticmethod
     def forward(
@@ -210,7 +210,7 @@ def _sum_over_ranks(sums: torch.Tensor, share: float) -> torch.Tensor:
     """``sums`` of all ranks, in float64; every rank must call it.
 
     Gradients inside the network are those of a rank's own loss; Hocket multiplies them by ``share`` (weight / size)
-    only at the parameters. So the sums are weighted by it here, and what comes of them is to be divided by it.
+    only at the parameters. So the sums are weighted by ``share`` here, and results are to be divided by it.
     """
     weighted = sums.double() * share if share else torch.zeros_like(sums, dtype=torch.float64)
     current().communicator.allreduce(weighted, "sum")
@@ -225,7 +225,7 @@ def _for_input(
     along: torch.Tensor,
     shift: torch.Tensor,
 ) -> torch.Tensor:
-    """``scale * (gradient - shift - along * (input - mean))``, each of them per channel."""
+    """``scale * (gradient - shift - along * (input - mean))``, with one value of each factor per channel."""
     shape = (1, -1, *[1] * (input.dim() - 2))
     result: torch.Tensor = input - mean.view(shape)
     result.mul_((-scale * along).view(shape)).addcmul_(gradient, scale.view(shape))

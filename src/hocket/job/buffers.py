@@ -1,6 +1,6 @@
 """The buffers of distributed models (batch norm's running statistics) while they train.
 
-They start as rank 0's, are each worker's own during an epoch, and are averaged when a training loop has come to the
+Buffers start as rank 0's, are each worker's own during an epoch, and are averaged when a training loop has come to the
 end of its loader: evaluation then sees the same model on every rank, and what rank 0 saves has seen all the data.
 """
 
@@ -18,9 +18,9 @@ from hocket.transport.tensor_bytes import view_bytes
 
 
 def remember(models: Iterable[nn.Module]) -> Callable[[], None]:
-    """What puts buffers and random numbers back to what they are now: a repeated batch is to leave no trace.
+    """A function that puts buffers and random numbers back to what they are now: a repeated batch leaves no trace.
 
-    Modules that are ``synchronised`` see to that themselves: what they learn in such a step comes from other ranks.
+    Modules that are ``synchronised`` are left out: what they learn in such a step comes from other ranks.
     """
     modules = {module for model in models for module in model.modules() if not getattr(module, "synchronised", False)}
     kept = [(b, b.detach().clone()) for module in modules for b in module._buffers.values() if b is not None]
@@ -38,8 +38,8 @@ def remember(models: Iterable[nn.Module]) -> Callable[[], None]:
 def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
     """A number of 32 bits that differs, almost surely, if any bit of the tensors does.
 
-    Large ones are first added up row by row, as integers, where they are: at the speed of memory, and of a GPU's.
-    """
+    Large tensors are first added up row by row, as integers, on their own device, at the speed of its memory.
+"""
     number = 0
     for tensor in tensors:
         dense = tensor.detach().contiguous()
@@ -54,7 +54,7 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
     return number
 
 
-_ROW, _LARGE = 1 << 12, 1 << 15  # bytes
+_ROW, _LARGE = 1 << 12, 1 << 15  # bytes of a row, and of a large tensor
 
 
 def differ(communicator: Communicator, model: nn.Module) -> bool:
@@ -68,9 +68,9 @@ def differ(communicator: Communicator, model: nn.Module) -> bool:
 
 @torch.no_grad()
 def average(communicator: Communicator, model: nn.Module) -> None:
-    """Give every rank the mean of the buffers, and rank 0's of those that have none; collective."""
+    """Give every rank the mean of the buffers, or rank 0's where a buffer has no mean; collective."""
     if not differ(communicator, model):
-        return  # as they are: the mean of equal numbers may be rounded
+        return  # equal buffers stay as they are: their mean may be rounded
     for buffer in model.buffers():
         dense = buffer.detach().contiguous()
         if buffer.is_floating_point():

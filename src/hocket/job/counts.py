@@ -26,11 +26,11 @@ class TrainingCounts:
         self.counters: list[StepCounter] = []
         self.tally = Tally(lambda: passes.count + sum(counter.steps for counter in self.counters))
         self._ticks = 0
-        self._stepped: set[StepCounter] = set()  # since the last tick
+        self._stepped: set[StepCounter] = set()  # optimizers that have stepped since the last tick
         self._agreed: int | None = None  # batches of all ranks, where workers are uneven and have told each other
 
     def watch(self, optimizer: Optimizer, steps: int = 0) -> None:
-        """Count the steps of one more optimizer, which has taken so many before."""
+        """Count the steps of one more optimizer, which has taken ``steps`` before."""
         self.counters.append(StepCounter(optimizer, steps, self._tick))
         self.begin_loop()
 
@@ -49,24 +49,24 @@ class TrainingCounts:
     def step(self) -> int:
         """Steps of the training: those of its optimizer, or of the busiest one where several are stepped in turn.
 
-        Where one model is trained after another, it goes on rising with the steps of the model that is being trained.
+        Where one model is trained after another, the number goes on rising with the model that is being trained.
         """
         return self._ticks if self.counters else self.batches
 
     @property
     def common_step(self) -> int:
-        """The same on all ranks: batches where one may skip a step alone; what was agreed on where they are uneven."""
+        """A step that is the same on all ranks: batches where a rank may skip one; the agreed number where uneven."""
         if self._agreed is not None:
             return self._agreed // self._size
         return max((s.batches for s in self._strategies if s.spec.skips_alone), default=self.step)
 
     def agree(self, batches: int, samples: int) -> None:
-        """All ranks together have had so many batches more, and the others so many samples."""
+        """All ranks together have had this many more batches, and the other ranks this many samples."""
         self._agreed = (self._agreed or 0) + batches
         self.samples += samples
 
     def restart(self, batches: int, samples: int, steps: Sequence[int], step: int, common_step: int) -> None:
-        """Go on from a checkpoint that was written after so many; ``steps`` are those of each optimizer."""
+        """Go on from the counts of a checkpoint; ``steps`` are those of each optimizer."""
         self.batches, self.samples = batches, samples
         self.tally.restart(samples)
         for counter, taken in zip(self.counters, steps, strict=False):
@@ -81,9 +81,9 @@ class StepCounter:
     """Counts the steps of one optimizer, those that are skipped left out.
 
     Args:
-        optimizer: Whose steps.
-        steps: How many it has taken before.
-        on_step: Called after each.
+        optimizer: The optimizer whose steps are counted.
+        steps: How many steps it has taken before.
+        on_step: Called after each step.
     """
 
     def __init__(self, optimizer: Optimizer, steps: int, on_step: Callable[[StepCounter], None]) -> None:
@@ -96,31 +96,31 @@ class StepCounter:
 
 
 class Tally:
-    """Samples that this worker has trained on; whoever makes the record adds up those of all workers.
+    """Samples that this worker has trained on; the recorder adds up those of all workers.
 
     A batch counts when training has gone on since it was given, and not when it is given: a look at a batch, or one
-    that goes back to the queue, is no training. Several may be given before that (``zip``, losses that are added up).
+    that goes back to the queue, is no training. Several batches may be given before training goes on (``zip``).
 
     Args:
-        progress: A number that goes up when the worker trains, also where it is alone.
+        progress: Gives a number that goes up when the worker trains, also where it is alone.
 
     Attributes:
-        before: Samples of all workers in the run that this one goes on from.
+        before: Samples of all workers in the run that this run goes on from.
     """
 
     def __init__(self, progress: Callable[[], int]) -> None:
         self.progress, self._mark = progress, 0
         self._own = self.before = 0
-        self._given: dict[int, int] = {}  # by loader, since the worker has trained last
-        self._closed: set[int] = set()  # loops of these that are over
+        self._given: dict[int, int] = {}  # samples given since the worker has trained last, by loader
+        self._closed: set[int] = set()  # loaders whose loops are over
 
     @property
     def own(self) -> int:
-        """So far, of this worker."""
+        """Samples that this worker has trained on so far."""
         return self._own + (sum(self._given.values()) if self.progress() > self._mark else 0)
 
     def give(self, loader: object, samples: int) -> None:
-        """A training loop gets a batch, of which this worker has so many samples."""
+        """A training loop gets a batch, of which this worker has ``samples`` samples."""
         self._own = self.own
         if self.progress() > self._mark:
             self.drop()
@@ -134,10 +134,10 @@ class Tally:
         self._closed.add(id(loader))
 
     def drop(self) -> None:
-        """What was given and not trained on does not count."""
+        """Forget batches that were given and not trained on."""
         self._given.clear()
 
     def restart(self, samples: int) -> None:
-        """Go on from a run in which all workers together have had so many samples."""
+        """Go on from a run in which all workers together have had ``samples`` samples."""
         self._own, self.before = 0, samples
         self.drop()

@@ -1,4 +1,4 @@
-"""One worker, one GPU: which GPU a worker takes, and what connects those of a job."""
+"""One worker, one GPU: which GPU a worker takes, and what connects the GPUs of a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hocket.transport.nccl import NcclGroup
 
 
 def take(local_rank: int) -> None:
-    """Let "cuda" mean this worker's own GPU, as soon as the script uses one; not if it has chosen already."""
+    """Have "cuda" mean this worker's own GPU when the script first uses one; not if the script has chosen already."""
     if not torch.cuda.is_initialized():
         torch.cuda._lazy_call(functools.partial(_choose, local_rank))
 
@@ -33,7 +33,7 @@ def connect(
     parameters: Sequence[nn.Parameter],
     make: Callable[[torch.device], NcclGroup],
 ) -> None:
-    """Before parameters on GPUs train together: find the way on which they do; collective."""
+    """Connect the GPUs of all workers before parameters on them train together; collective."""
     devices = {str(parameter.device): parameter.device for parameter in parameters}
     mine = next((str(d) for d in devices.values() if d.type != "cpu"), "")
     if len(devices) > 1:

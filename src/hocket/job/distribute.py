@@ -216,7 +216,7 @@ def _make_room(worker: Worker, model: nn.Module, optimizers: list[Optimizer]) ->
 
 
 def _check_given(model: Any, optimizer: Any) -> None:
-    """Raise if something is in the place of something else."""
+    """Raise if an argument is not of the kind that belongs in its place."""
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     several = isinstance(optimizers, Sequence) and all(isinstance(each, Optimizer) for each in optimizers)
     for name, value, is_right, right in (
@@ -246,14 +246,14 @@ def _choose(strategy: str | Spec | None, reduction: str) -> Spec:
     spec = specs.parse(chosen) if isinstance(chosen, str) else chosen
     if not isinstance(spec, Spec):
         raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
-    spec = specs.parse(specs.write(spec))  # with a look at every value
+    spec = specs.parse(specs.write(spec))  # checks every value
     if spec.has_reduction and reduction == "sum":
         spec = dataclasses.replace(spec, reduction="sum")  # type: ignore[call-arg]  # it adds up by itself
     return spec
 
 
 def _add_up(model: nn.Module, collector: Collector, workers: int) -> None:
-    """Take losses as sums over samples, of so many workers; 0 if they are means."""
+    """Take losses as sums over the samples of ``workers`` workers; 0 if they are means."""
     collector.adds = workers
     collector.weigh(collector.told)
     for module in model.modules():
@@ -262,7 +262,7 @@ def _add_up(model: nn.Module, collector: Collector, workers: int) -> None:
 
 
 def _go_on(former: Strategy, strategy: Strategy) -> None:
-    """Let ``strategy`` be where ``former`` was; collective."""
+    """Have ``strategy`` go on where ``former`` was; collective."""
     strategy.load_state(former.state())
     hand_over(former.collector, strategy.collector)
 
@@ -270,7 +270,7 @@ def _go_on(former: Strategy, strategy: Strategy) -> None:
 def _divide(
     model: nn.Module, optimizers: list[Optimizer], taken: set[int]
 ) -> list[tuple[Optimizer | None, frozenset[int]]]:
-    """For each optimizer, the parameters that are not its business; the first one has all that none trains."""
+    """For each optimizer, the parameters that others train; the first one has all that no optimizer trains."""
     trained = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     divided: list[tuple[Optimizer | None, frozenset[int]]] = []
     elsewhere = set(taken)
@@ -390,4 +390,4 @@ def _take_values(communicator: Communicator, named: Sequence[tuple[str, torch.Te
                 raise UsageError(f"{name!r} cannot take rank 0's values: make it contiguous ({error})") from None
 
 
-_AT_ONCE = 64 << 20  # bytes
+_AT_ONCE = 64 << 20  # bytes that are sent at once

@@ -1,8 +1,7 @@
-"""What a script seems to have forgotten, for which training would end well and with a useless result.
+"""Warns of what a script seems to have forgotten, so that training would end well with a useless result.
 
 At the first step of a training: a model or a loader that was not distributed, a checkpoint that nobody loads. At
-``hocket.init()``: copies of the script that do not know of each other, because something else than a launcher of
-Hocket's made them.
+``hocket.init()``: copies of the script that do not know of each other, because they were not started by Hocket.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Forgotten:
             )
 
     def look_back(self) -> None:
-        """The script ends: where there was a call of ``resume()``, something may have been forgotten all the same."""
+        """The script ends: even if it called ``resume()``, something may have been forgotten."""
         config, step = self._worker.config, self._worker.training.counts.step
         if self.resumes and not self.asks_for_checkpoints and step >= config.checkpoint_every:
             self._say(
@@ -87,16 +86,16 @@ def _iterates() -> bool:
     return False
 
 
-_STEP = 1 << 31  # Slurm numbers from here on what is no step of srun: a batch script, an interactive shell
+_STEP = 1 << 31  # from here on, Slurm's step numbers are no steps of srun but batch scripts and shells
 
 
 class Copies(NamedTuple):
-    """How many there seem to be, which of them this one is, by what sign, and on which hosts if that is known."""
+    """How many copies there seem to be, which one this is, by what sign, and on which hosts if that is known."""
 
     total: int
     number: int
     sign: str
-    hosts: dict[str, int] | None = None  # copies by host; empty if there are several, and they are not known
+    hosts: dict[str, int] | None = None  # copies by host; empty if there are several unknown hosts
 
 
 def warn_of_copies(environ: Mapping[str, str]) -> None:
@@ -106,7 +105,7 @@ def warn_of_copies(environ: Mapping[str, str]) -> None:
         return
     speaker = 0
     many = str(found.total)
-    if found.sign == "PMIX_RANK":  # which does not say how many there are, so the first one cannot know
+    if found.sign == "PMIX_RANK":  # it does not say how many copies there are
         speaker, many = 1, "several"
     # What mpirun or srun starts has one screen; what TF_CONFIG describes may have as many as there are hosts.
     if found.number == speaker or found.sign == "TF_CONFIG":
@@ -133,7 +132,7 @@ def find_copies(environ: Mapping[str, str]) -> Copies | None:
         return Copies(count, _number(environ, "SLURM_PROCID"), f"SLURM_NTASKS={count}", {} if spread else None)
     if "PMIX_RANK" in environ:
         number = _number(environ, "PMIX_RANK")
-        return Copies(number + 1, number, "PMIX_RANK")  # at least
+        return Copies(number + 1, number, "PMIX_RANK")  # at least so many
     return _of_tensorflow(environ.get("TF_CONFIG", ""))
 
 

@@ -1,4 +1,4 @@
-"""How a worker ends: those who wait for it, and the launcher, are told."""
+"""How a worker ends: it tells the launcher, and the workers that wait for it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def say_goodbye(worker: Worker) -> None:
         nonlocal failed
         failed = True
         words = "" if _can_say() else "".join(traceback.format_exception(kind, error, trace))
-        with contextlib.suppress(Exception):  # of a stream that is closed
+        with contextlib.suppress(Exception):  # the stream may be closed
             previous(kind, error, trace)
         if os.getpid() != process:  # a child that the script has forked is no worker
             return
         spans.flush()
-        # Before others notice, or one that fails only because of this would be taken for the cause.
+        # Before others notice: else a rank that fails only because of this one would be taken for the cause.
         worker.sink.put(Stage("failed", -signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1, words))
         # Threads of the script may keep the process alive for long; nobody should wait for them.
         worker.has_left = True
@@ -49,7 +49,7 @@ def say_goodbye(worker: Worker) -> None:
             return
         if not failed:
             try:
-                worker.training.loops.catch_up("the end of the script")  # others may wait for it
+                worker.training.loops.catch_up("the end of the script")  # others may wait for this worker
                 worker.training.settling.say_what_is_owed()
             except HocketError as error:
                 failed = True
@@ -70,10 +70,10 @@ def say_goodbye(worker: Worker) -> None:
 
 
 def _can_say() -> bool:
-    """Whether the launcher hears what is written to the stream for errors."""
+    """Whether there is a standard error stream, which the launcher hears."""
     try:
         sys.stderr.flush()
         os.fstat(2)
-    except (AttributeError, OSError, ValueError):  # there is none, or it is closed
+    except (AttributeError, OSError, ValueError):  # there is no stream, or it is closed
         return False
     return True

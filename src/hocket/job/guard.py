@@ -1,4 +1,4 @@
-"""Which optimizers may train distributed models, and which wrappers may not have them inside.
+"""Checks which optimizers train distributed models, and that no wrapper such as DDP has such a model inside.
 
 The guard looks at every step of every optimizer, and at every module that is put into another.
 """
@@ -28,9 +28,9 @@ class Guard:
         self.optimizers: dict[nn.Module, list[Optimizer]] = {}
         self._known: dict[Optimizer, Strategy] = {}
         self._replaced: set[Optimizer] = set()
-        self._strategies: dict[int, Strategy] = {}  # by the id of a parameter
+        self._strategies: dict[int, Strategy] = {}  # the strategy of each parameter, by its id
         self._models: dict[Strategy, nn.Module] = {}
-        self._modules: set[int] = set()  # the ids of all that are in distributed models
+        self._modules: set[int] = set()  # the ids of all modules in distributed models
 
     def take(
         self, model: nn.Module, optimizer: Optimizer | None, strategy: Strategy, parameters: Iterable[nn.Parameter]
@@ -49,7 +49,7 @@ class Guard:
             refuse(parent)
 
     def _watch(self, optimizer: Optimizer) -> None:
-        """Have the thread looked at before a step begins to exchange anything."""
+        """Check, before a step exchanges anything, that the right thread takes it."""
         original = optimizer.step
 
         @like(original)
@@ -97,21 +97,21 @@ class Guard:
 
 def is_wrapper(module: nn.Module) -> bool:
     """Whether this is DistributedDataParallel, FullyShardedDataParallel, or has been through ``fully_shard``."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # which nobody can use who has not imported it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # only a script that has imported it can use it
     names = ("FullyShardedDataParallel", "FSDPModule")
     kinds = tuple(kind for name in names if isinstance(kind := getattr(fsdp, name, None), type))
     return isinstance(module, (DistributedDataParallel, *kinds))
 
 
 def refuse_inside(model: nn.Module) -> None:
-    """Raise if ``model`` is such a wrapper, or has one in it."""
+    """Raise if ``model`` is a wrapper that exchanges gradients, or has one in it."""
     for module in model.modules():
         if is_wrapper(module):
             refuse(module)
 
 
 def refuse(wrapper: nn.Module) -> None:
-    """Raise."""
+    """Raise the error for a wrapper that exchanges gradients."""
     kind = type(wrapper).__name__
     raise UsageError(
         f"Hocket and a wrapper ({kind}) would both exchange the gradients of this model, whatever the strategy: leave "

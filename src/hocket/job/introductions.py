@@ -24,7 +24,7 @@ from hocket.transport.interfaces import Listener, Target, addresses, try_address
 from hocket.transport.routes import Node, choose, explain
 from hocket.transport.store import Store, StoreLost
 
-_SECONDS = 5.0  # in which hosts try each other's addresses
+_SECONDS = 5.0  # seconds in which hosts try each other's addresses
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Introductions:
     """What a worker knows when all have introduced themselves.
 
     Attributes:
-        topology: Who is where.
+        topology: Which rank is on which host.
         address: The address at which the others reach this host.
         socket: The socket on which the first worker of this host hands out shared memory.
         secret: The secret of the job.
@@ -54,14 +54,14 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
     """
     mine = {
         "machine": (here := machine()),
-        "host": f"{here} {config.group}",  # whoever started the workers may count one machine as several hosts
+        "host": f"{here} {config.group}",  # the launcher may count one machine as several hosts
         "name": config.host_name or socket.gethostname(),
         "local size": config.local_size,
         "socket": handoff.new_name(),
     }
     known = job_secret(config)
     if config.rank == 0 and known is None:
-        mine["secret"] = secrets.token_bytes(32).hex()  # the store is as open as whoever started the workers has it
+        mine["secret"] = secrets.token_bytes(32).hex()  # the store is as open as the launcher has made it
     store.set(f"worker {config.rank}", json.dumps(mine))
     everyone = _hear_all(store, config)
     hosts: dict[Any, list[int]] = {}
@@ -120,7 +120,7 @@ def _check_sizes(config: Config, topology: Topology, everyone: list[dict[str, An
 
 
 def machine() -> str:
-    """What tells this host from others: those that share it can share memory and see each other's processes."""
+    """A text that tells this host from others: processes with the same text can share memory."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         spaces = [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("net", "pid")]
@@ -135,7 +135,7 @@ def job_secret(config: Config) -> bytes | None:
         return None
     key = (config.secret_fd, config.rendezvous)
     if key not in _secrets:
-        with os.fdopen(config.secret_fd, "rb") as pipe:  # which gives it once
+        with os.fdopen(config.secret_fd, "rb") as pipe:  # the pipe gives the secret once
             _secrets[key] = pipe.read(32)
     return _secrets[key]
 
@@ -147,7 +147,7 @@ def _find_address(store: Store, topology: Topology, secret: bytes, interface: st
     """The address of this host that all others reach; collective.
 
     Raises:
-        UsageError: there is none; on all ranks.
+        UsageError: there is no such address; on all ranks.
     """
     numbers = range(len(topology.hosts))
     if topology.local_rank == 0:
@@ -193,13 +193,13 @@ def _try_others(store: Store, topology: Topology, secret: bytes, interface: str 
         by_host = {n: [target.address for target in found if target.identity == f"host {n}"] for n in others}
         store.set(f"reaches {topology.host}", json.dumps(by_host))
         for number in others:
-            store.get(f"reaches {number}")  # until then they may still try this host
+            store.get(f"reaches {number}")  # until then other hosts may still try this one
     finally:
         listener.close()
 
 
 def _wait_for_readers(store: Store, topology: Topology) -> None:
-    """All must have read what they raise errors about: the store may end with rank 0."""
+    """Wait until all ranks have read the results, since the store may end with rank 0."""
     deadline = time.monotonic() + _SECONDS
     store.add("have read", 1)
     while topology.rank == 0 and store.add("have read", 0) < topology.size and time.monotonic() < deadline:

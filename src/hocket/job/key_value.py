@@ -71,8 +71,8 @@ class KeyValue:
         """Send a gradient for ``key``; returns when it is copied, before the servers have applied it.
 
         Args:
-            key: Which tensor.
-            gradient: As large as the tensor, or for a table as large as its ``rows``.
+            key: The key of the tensor.
+            gradient: The gradient, as large as the tensor, or for a table as large as its ``rows``.
             rows: For a table, the numbers of the rows, in any order; the same row may be there twice.
             weight: How much the gradient counts where gradients are averaged (``bsp``, ``softsync``).
         """
@@ -95,7 +95,7 @@ class KeyValue:
     def pull(self, key: str, rows: Rows | None = None) -> torch.Tensor:
         """The values of ``key`` after this worker's pushes; blocks until they are here.
 
-        A dense tensor is this worker's copy, which the next ``pull`` of the key changes. Of a table, only ``rows`` (in
+        A dense tensor is this worker's copy, which the next ``pull`` of the key changes. For a table, only ``rows`` (in
         their order) are fetched.
         """
         self._settle(key)
@@ -107,7 +107,7 @@ class KeyValue:
         return self._views[key][1]
 
     def wait(self) -> None:
-        """Until the servers have applied all pushes of this worker; raises what went wrong with one."""
+        """Wait until the servers have applied all pushes of this worker; raises the error of a push that failed."""
         for key in list(self._under_way):
             self._settle(key)
 

@@ -42,21 +42,21 @@ def scale_lr(optimizer: Optimizer, rule: str = "linear", *, warmup: int = 0) -> 
 
 
 class _Warmup:
-    """Lowers the rates that a schedule says, a little less after every step; schedulers themselves do not see it."""
+    """Lowers the rates of a schedule, a little less after every step; schedulers themselves do not see that."""
 
     def __init__(self, optimizer: Optimizer, factor: float, steps: int) -> None:
         self._start, self._steps, self._taken = 1 / factor, steps, 0
         self._optimizer = weakref.ref(optimizer)
-        self._depth = 0  # of schedulers at work
-        self._said = _rates(optimizer)  # by the schedule
-        self._shown = self._said  # what the groups were given for it
+        self._depth = 0  # how many schedulers are at work, one inside the other
+        self._said = _rates(optimizer)  # the rates of the schedule
+        self._shown = self._said  # the lowered rates that the groups were given
         _watch_schedulers()
         _warm[optimizer] = self
         self._lower()
         optimizer.register_step_post_hook(self._after)
 
     def state(self) -> list[Any]:
-        """For a checkpoint."""
+        """The state of the warmup, for a checkpoint."""
         return [self._taken, self._said, self._shown]
 
     def load_state(self, state: list[Any]) -> None:
@@ -68,7 +68,7 @@ class _Warmup:
 
     @contextmanager
     def lifted(self, *, makes: bool) -> Iterator[None]:
-        """Within, the rates are those of the schedule, which a scheduler computes with.
+        """Inside this context, the rates are those of the schedule, with which a scheduler computes.
 
         Args:
             makes: Whether the scheduler is being made: a rate that was set by hand before is the one to begin with.
@@ -86,7 +86,7 @@ class _Warmup:
                 self._lower()
 
     def rates(self) -> list[Any]:
-        """What the next step uses, as copies."""
+        """Copies of the rates that the next step uses."""
         return [copy.copy(group["lr"]) for group in self._groups]
 
     def _after(self, *_: object) -> None:
@@ -98,7 +98,7 @@ class _Warmup:
         self._lower()
 
     def _listen(self, *, by_hand: float) -> None:
-        """Find out what the schedule would say where the script has set a rate by hand, which was so much of it."""
+        """Find the schedule's rate where the script has set a rate by hand: the rate divided by ``by_hand``."""
         known = zip(_rates(self._groups), self._shown, self._said, strict=True)
         self._said = [said if rate == shown else rate / by_hand for rate, shown, said in known]
 

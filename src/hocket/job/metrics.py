@@ -1,4 +1,4 @@
-"""Numbers about the training: over all workers, and for the record."""
+"""Numbers about the training: means, sums and extremes over all workers, and ``report`` for the record."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def minimum(value: Value) -> Value:
 def report(**values: Any) -> None:
     """Record numbers about the training, such as ``loss=…, accuracy=…``, by step, sample and time.
 
-    Rank 0's are recorded; other ranks may call it, too, and need not. It may be called from any thread.
+    Rank 0's numbers are recorded; other ranks may call this, too, and need not. Any thread may call it.
     """
     worker = current()
     numbers = {name: read_number(value, name) for name, value in values.items()}
@@ -70,7 +70,7 @@ def _reduce(value: Value, operation: str) -> Value:
 
 
 def _tensor(value: float | torch.Tensor) -> torch.Tensor:
-    """In double precision, so that counts stay exact."""
+    """``value`` as a tensor in double precision, so that counts stay exact."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", torch.float64).contiguous().view(-1)
     return torch.tensor([read_number(value, "value")], dtype=torch.float64)

@@ -1,6 +1,6 @@
 """The training loops of a script: which batch is at work, which batches count, and what is due when a loop is over.
 
-A loop is one over a loader of ours, however the script takes batches from it: in a ``for`` loop, with ``next()``, ahead
+A loop is any use of Hocket's loader, however the script takes its batches: in a ``for`` loop, with ``next()``, ahead
 of time, or in a thread. A batch counts when a backward pass came after it was given, once, whichever of several loops
 (``zip``) asks for the next one first: in the script's first ``step()`` for it, or else when the script asks for the
 next batch.
@@ -29,7 +29,7 @@ class Loops:
 
     Attributes:
         goes_on: Whether a training loop goes on; else steps stand for batches.
-        pace: How far the loop is that goes on, of this worker and of all.
+        pace: How far the loop that goes on is, on this worker and on all.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Loops:
         return loop
 
     def _begin(self, loop: Loop) -> None:
-        """Strategies hear of it; not in another thread."""
+        """Tell strategies that a loop begins; not in another thread."""
         loop.has_begun, self._settling.was_left = True, False
         if not any(each.has_trained for each in self._open):
             paced = any(each.spec.is_uneven or each.spec.survives_loss for each in self._strategies)
@@ -105,7 +105,7 @@ class Loops:
 
         Args:
             loop: The loop.
-            before: What is due before it is settled; collective.
+            before: What is due before the loop is settled; collective.
             on_purpose: Whether the script surely goes on after the loop, on all ranks.
         """
         loop.given = deque([loop.at_work] if loop.at_work is not None and loop.trains else [])
@@ -145,7 +145,7 @@ class Loops:
             self._settling.average_buffers()
 
     def settle(self) -> None:
-        """The script asks for the model that its strategies stand for; collective."""
+        """Give every worker the model that its strategies stand for, as the script asks; collective."""
         self._count.count_rest(DoneBatch(in_loop=self.goes_on, stepped=False))
         for loop in self._open:
             if loop.pause is not None:
@@ -156,21 +156,21 @@ class Loops:
         """Do what is due of loops that are over or were left; collective.
 
         Args:
-            call: Where this is, for a script that is to be told that this is late.
+            call: The call that the script makes, for the message that this is late.
         """
         for loop in [each for each in self._open if each.after is not None]:
             _end(loop)
         self._settling.catch_up(call)
 
     def meet(self) -> None:
-        """All ranks come to a meeting. Those that this one has left in a loop may have trained on; collective."""
+        """All ranks come to a meeting; ranks may have trained on in a loop that this one has left. Collective."""
         self.catch_up("the next call that all ranks make")
         if self._settling.was_left and not self._open:
             self._settling.was_left = False
             self._settling.settle(pauses=self.goes_on, stays=True)
 
     def _see(self, inputs: object) -> None:
-        """A forward pass begins: which of several batches is it for?"""
+        """A forward pass begins: find out which of several batches it is for."""
         if self.in_thread:
             return
         if not self._open:
@@ -189,7 +189,7 @@ class Loops:
             loop.is_ahead |= found is not loop.given[-1]
             self._finish(loop)
             while loop.given[0] is not found:
-                loop.given.popleft()  # was not trained on
+                loop.given.popleft()  # this batch was not trained on
             self._start(loop, found)
 
     def _start(self, loop: Loop, batch: Batch) -> None:
@@ -223,7 +223,7 @@ class Loops:
             return
         if all(loop.at_work is None for loop in loops):
             self._start(loops[0], loops[0].given[0])
-        loops = [loop for loop in loops if loop.at_work is not None]  # a thread may have begun the next one
+        loops = [loop for loop in loops if loop.at_work is not None]  # a thread may have begun the next batch
         batch = loops[0].at_work
         assert batch is not None
         loops[0].has_trained = True
@@ -232,7 +232,7 @@ class Loops:
             self._step_without_asking(loop)
 
     def _step_without_asking(self, loop: Loop) -> None:
-        """Where the script does not ask for another batch in this thread, its step is where one ends and all is due."""
+        """Where the script asks for batches in another thread, its step ends a batch, and does all that is due."""
         stepped = loop.at_work is not None and all(each in loop.at_work.steps for each in self._strategies)
         if not stepped or not (loop.in_thread or loop.after is not None):
             return
@@ -249,11 +249,11 @@ class Loops:
             return
         loop.at_work, loop.has_trained, loop.place = None, True, batch.place
         while loop.given and loop.given.popleft() is not batch:
-            pass  # was not trained on
+            pass  # this batch was not trained on
         self._count.finish(loop, batch)
 
     def _close(self, loop: Loop) -> bool:
-        """Whether the loop has trained."""
+        """Close a loop; returns whether it has trained."""
         if loop in self._open:
             self._open.remove(loop)
         self.goes_on = any(each.has_trained for each in self._open)
@@ -279,8 +279,8 @@ class BatchCount:
     def __init__(self, strategies: Sequence[Strategy], backward: BackwardPasses) -> None:
         self._strategies, self._backward = strategies, backward
         self._unit, self._passes = 1, 0  # the batch of all loops at once, and backward passes when it began
-        self._counted: dict[Strategy, int] = {}  # the last of these that counted
-        self._most: dict[Strategy, int] = {}  # steps for one batch
+        self._counted: dict[Strategy, int] = {}  # the last batch that each strategy has counted
+        self._most: dict[Strategy, int] = {}  # the most steps of each strategy for one batch
 
     def begin(self) -> None:
         """The first of several loops begins."""
@@ -291,7 +291,7 @@ class BatchCount:
         number = batch.steps[strategy] = batch.steps.get(strategy, 0) + 1
         is_first = self._counted.get(strategy) != self._unit
         self._counted[strategy] = self._unit
-        if is_first or number > self._most.get(strategy, 0):  # or it is stepped on one batch again and again
+        if is_first or number > self._most.get(strategy, 0):  # or one batch has many steps
             strategy.end_batch(DoneBatch(loop.epoch, batch.samples, loop.weight))
 
     def finish(self, loop: Loop, batch: Batch) -> None:
@@ -304,7 +304,7 @@ class BatchCount:
             self._unit, self._passes = self._unit + 1, passes
 
     def count_rest(self, batch: DoneBatch) -> None:
-        """Let those strategies count the batch that had no step for it."""
+        """Let strategies that took no step for the batch count it."""
         if self._backward.count > self._passes:
             for strategy in self._strategies:
                 if self._counted.get(strategy) != self._unit:

@@ -9,7 +9,7 @@ from hocket.errors import UsageError
 
 
 class Owner:
-    """The first thread that makes such a call, until it ends; another may follow it then."""
+    """The thread that makes a worker's calls: the first that makes one, and after its end another."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -18,7 +18,7 @@ class Owner:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this is not the thread that makes such calls, as far as there has been one."""
+        """Whether another thread than this one makes the worker's calls."""
         return self._number not in (0, threading.get_ident())
 
     def check(self, call: str) -> None:

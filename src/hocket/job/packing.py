@@ -145,10 +145,10 @@ class Packer:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self.is_news = True  # some tensor that was packed since this was cleared is not as last time
+        self.is_news = True  # whether a tensor that was packed since this was cleared differs from last time
 
     def pack(self, value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Text:
-        """As ``packing.pack``, written out."""
+        """Like ``packing.pack``, with the JSON as text."""
         looks: list[Any] = []
         found: list[torch.Tensor] = []
         plain = _look(value, looks, found)
@@ -164,7 +164,7 @@ class Packer:
         return text
 
     def pack_each(self, value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Text:
-        """The same for a dictionary some of whose entries change every time."""
+        """Like ``pack``, for a dictionary some of whose entries change every time."""
         if type(value) is not dict or len(value) < 2 or not all(type(key) is str for key in value):
             return self.pack(value, name, tensors)
         return join({key: self.pack(item, f"{name}.{key}", tensors) for key, item in value.items()})
@@ -176,7 +176,7 @@ def join(entries: Mapping[str, Text]) -> Text:
 
 
 def write(value: Any) -> Text:
-    """Compact JSON."""
+    """``value`` as compact JSON."""
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -185,7 +185,7 @@ _SCALARS = (int, float, str, bool, type(None))
 
 
 def _look(value: Any, looks: list[Any], tensors: list[torch.Tensor]) -> bool:
-    """Note all there is to see in ``value``; False if it has something in it that cannot be compared so simply."""
+    """Note all that can be compared in ``value``; False if something in it cannot be compared so simply."""
     kind = type(value)
     if kind is torch.Tensor or isinstance(value, torch.Tensor):
         tensors.append(value)

@@ -1,4 +1,4 @@
-"""Copies and pickles of what is distributed are plain: without Hocket's hooks, they train and load without it."""
+"""Makes copies and pickles of distributed models and optimizers plain: without hooks, usable without Hocket."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> Any:
 
 @contextmanager
 def _as_made(module: nn.Module) -> Iterator[None]:
-    """Within, ``module`` has nothing of Hocket; what is below it still has."""
-    for hook in _find(module._state_dict_pre_hooks):  # which bring what is elsewhere
+    """Inside this context, ``module`` has nothing of Hocket; its submodules still have."""
+    for hook in _find(module._state_dict_pre_hooks):  # these hooks bring parameters that are elsewhere
         hook(module, "", False)
     own = vars(module)
     plain = {name: value for name, value in own.items() if name not in _ADDED}
@@ -62,7 +62,7 @@ def _as_made(module: nn.Module) -> Iterator[None]:
 
 
 def _reduce_optimizer(optimizer: Optimizer, protocol: int) -> Any:
-    """As its class does it, with the state that ``state_dict()`` would have."""
+    """Pickle an optimizer as its class does, with the state that ``state_dict()`` would have."""
     for hook in _find(optimizer._optimizer_state_dict_pre_hooks):
         hook(optimizer)
     reduced = type(optimizer).__reduce_ex__(optimizer, protocol)

@@ -24,7 +24,7 @@ class RandomState:
     torch: torch.Tensor
     python: Any
     numpy: Any  # None where numpy was not loaded
-    cuda: Any = None  # of the current GPU, where one was in use
+    cuda: Any = None  # the state of the current GPU, where one was in use
 
     @staticmethod
     def capture() -> RandomState:
@@ -35,7 +35,7 @@ class RandomState:
 
     @staticmethod
     def from_seed(seed: int) -> RandomState:
-        """Fresh states."""
+        """New states that follow from ``seed``."""
         numpy = sys.modules.get("numpy")
         return RandomState(
             torch.Generator().manual_seed(seed).get_state(),
@@ -54,7 +54,7 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda)
 
     def as_data(self) -> list[Any]:
-        """The same as plain data with tensors."""
+        """These states as plain data with tensors."""
         version, numbers, gauss = self.python
         numpy = self.numpy
         if numpy is not None:
@@ -63,7 +63,7 @@ class RandomState:
 
     @staticmethod
     def from_data(data: list[Any]) -> RandomState:
-        """What ``as_data`` gave."""
+        """The states that ``as_data`` gave."""
         own, (version, numbers, gauss), numpy, *cuda = data
         if numpy is not None:
             numpy = tuple(part.numpy() if isinstance(part, torch.Tensor) else part for part in numpy)

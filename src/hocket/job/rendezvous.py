@@ -55,7 +55,7 @@ def join(config: Config) -> Communicator:
 
 
 def join_at_coordinator(config: Config) -> MeetingCommunicator[Client]:
-    """Workers meet at the coordinator, and know the servers if there are any."""
+    """Meet the other workers at the coordinator, and connect to the servers if there are any."""
     secret = introductions.job_secret(config)
     if secret is None:
         what = "HOCKET_SERVERS is set" if config.servers else f"strategy {config.strategy!r} needs a coordinator"
@@ -68,7 +68,7 @@ def join_at_coordinator(config: Config) -> MeetingCommunicator[Client]:
 
 
 def _join_host(config: Config) -> Communicator:
-    """All workers are on this host."""
+    """Meet the other workers where all are on this host."""
     store = None if config.rendezvous else _open_store(config)  # rank 0's serves the others until all have joined
     name = config.rendezvous
     if store is not None:  # under torchrun rank 0 tells the others its socket through the job's store
@@ -81,7 +81,7 @@ def _join_host(config: Config) -> Communicator:
 
 
 def _join_hosts(config: Config, shares: bool) -> Communicator:
-    """Workers are on several hosts, or cannot share memory and count as hosts of their own."""
+    """Meet workers on several hosts, or workers that cannot share memory and count as hosts of their own."""
     store = prefixed(_open_store(config), f"hocket/{config.restart}")
     met = introductions.meet(config, store, shares=shares)
     topology = met.topology

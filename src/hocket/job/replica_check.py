@@ -120,4 +120,4 @@ def describe_last(checks: Iterable[ReplicaCheck]) -> Replicas | None:
     return Replicas(values) if values else None
 
 
-_MOST_NAMES = 500  # of parameters
+_MOST_NAMES = 500  # most names of parameters in a record

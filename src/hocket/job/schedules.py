@@ -20,13 +20,13 @@ class LoopPace:
     """How far the training loop is that goes on, where workers may advance unevenly.
 
     Attributes:
-        own: Batches of this worker.
-        pace: Batches of all workers, on the average.
+        own: Batches that this worker has had.
+        pace: Batches that a worker has had on the average.
     """
 
     def __init__(self, passes: BackwardPasses) -> None:
         self.own, self.pace = 0, 0.0
-        self._passes, self._followed = passes, 0  # backward passes, when the last batch was followed
+        self._passes, self._followed = passes, 0  # backward passes when the last batch was followed
         self._following: Following | None = None
 
     def begin(self, optimizers: Callable[[], list[Optimizer]] | None) -> None:
@@ -36,7 +36,7 @@ class LoopPace:
             self._following = Following(self, optimizers())
 
     def follow(self, pace: float) -> None:
-        """This worker gets a batch, and so many there were for each worker on the average."""
+        """This worker gets a batch; ``pace`` is how many batches a worker has had on the average."""
         if not self.own or self._passes.count > self._followed:  # else it is another loop's part of the same batch
             self.own += 1
         self._followed, self.pace = self._passes.count, pace
@@ -62,7 +62,7 @@ class Following:
             scheduler.__class__ = self._make(kind)
 
     def end(self) -> None:
-        """The loop is over: what is stepped from now on, once an epoch, is stepped once."""
+        """The loop is over: from now on, a scheduler's step is one step again."""
         for scheduler, kind in self._kinds:
             scheduler.__class__ = kind
 
@@ -85,7 +85,7 @@ class Following:
 
 
 def _schedulers(optimizers: list[Optimizer]) -> list[LRScheduler]:
-    """Those that a script has built on ``optimizers``: they know them, not the other way round.
+    """The schedulers that a script has built on ``optimizers``, which do not know their schedulers.
 
     The search takes tens of milliseconds, so it is left out where no scheduler has left its mark.
     """

@@ -1,6 +1,6 @@
 """The end of a training loop: every worker gets the model that its strategies stand for, to be evaluated and saved.
 
-A loop that was left on purpose is settled there. One that was left in doubt may have been left by an exception, so
+A loop that was left on purpose is settled at once. One that was left in doubt may have been left by an exception, so
 nothing is collective there: it is settled with the next call that all ranks make.
 """
 
@@ -48,11 +48,11 @@ class Settling:
         return buffered or any(type(each).settle is not Strategy.settle for each in self._strategies)
 
     def settle(self, *, pauses: bool, stays: bool = False) -> None:
-        """Collective. Where workers may train without each other, one that comes to a meeting settles with the others.
+        """Give every worker the model that its strategies stand for, together with all other workers; collective.
 
         Args:
             pauses: Whether a training loop goes on afterwards.
-            stays: Whether this worker does not train before all others have come to that meeting.
+            stays: Whether this worker does not train before all others have come to its meeting.
         """
         client = self._client if self._strategies else None
         if client is None and stays:
@@ -85,7 +85,7 @@ class Settling:
             return
         try:
             work()
-        except BaseException as error:  # which Python would print and forget, where a generator is being closed
+        except BaseException as error:  # Python would print and forget it, where a generator is being closed
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -102,7 +102,7 @@ class Settling:
         """Settle the loops that were left in doubt; collective.
 
         Args:
-            call: Where this is, for a script that is to be told that this is late.
+            call: The call that the script makes, for the message that this is late.
         """
         while self._due:
             owed = self.owed
@@ -116,7 +116,7 @@ class Settling:
                 )
 
     def say_what_is_owed(self) -> None:
-        """The script ends: has it ever seen the model that its strategies stand for?"""
+        """The script ends: warn if it has never seen the model that its strategies stand for."""
         if self.owed and self._communicator.rank == 0 and self._communicator.size > 1:
             print(
                 f"hocket: the script ended without the end of its training loop, {self.owed}: call "

@@ -29,8 +29,8 @@ class SimulatedJob:
     """A job of simulated workers. Memory of the process is all that limits their number.
 
     Args:
-        workers: How many there are.
-        strategy: As on the command line; None lets the script choose.
+        workers: How many workers there are.
+        strategy: The strategy, as on the command line; None lets the script choose.
         servers: How many parameter servers there are.
         coordinated: Whether workers meet at the coordinator, as some strategies want; by default, as ``strategy`` does.
         speed: The network between any two processes of the job.
@@ -59,7 +59,7 @@ class SimulatedJob:
         self._host = SimulatedHost(self._simulation, workers)
 
     def run(self, script: Callable[[], T]) -> list[T]:
-        """Call ``script`` in every worker, where it does what a training script does; what it returned, by rank.
+        """Call ``script``, which does what a training script does, in every worker; returns its results by rank.
 
         Every worker begins with the random numbers of the caller, which goes on with its own.
 
@@ -79,7 +79,7 @@ class SimulatedJob:
             gc.collect()  # models and their hooks hold each other, and shared memory
 
     def compute(self, seconds: float) -> None:
-        """The worker that calls this computes for so many virtual seconds; without this, computing takes no time."""
+        """Have the calling worker compute for ``seconds`` virtual seconds; otherwise computing takes no time."""
         self._simulation.sleep(seconds)
 
     def now(self) -> float:
@@ -109,7 +109,7 @@ class SimulatedJob:
                 worker.has_left = True
                 communicator.leave(failed)
                 for strategy in worker.training.strategies:
-                    strategy.collector.release()  # there may be many such workers, one job after the other
+                    strategy.collector.release()  # there may be many workers, in one job after the other
 
     def _join(self, rank: int) -> Communicator:
         if not self._coordinated:

@@ -19,7 +19,7 @@ class Teller:
     def __init__(self, worker: Worker) -> None:
         self._worker, self._training = worker, worker.training
         self._has_begun = False
-        self._told: tuple[int, int, int | None, int] | None = None  # how far the loop was
+        self._told: tuple[int, int, int | None, int] | None = None  # how far the loop was, as told last
         self._skipped, self._next_traffic = 0, 0.0
 
     @property
@@ -27,13 +27,13 @@ class Teller:
         return self._worker.sink
 
     def tell_beginning(self, pass_samples: int | None) -> None:
-        """A training loop begins, over so many samples of all workers; the launcher is told of the first one."""
+        """A training loop begins, over ``pass_samples`` samples of all workers; the first one is told."""
         if not self._has_begun and self._worker.config.rank == 0:
             self._sink.put(Happening("training began", {"samples of a pass": pass_samples}))
         self._has_begun = True
 
     def tell(self, epoch: int, step: int, steps: int | None, samples: int, *, ends: bool = False) -> None:
-        """Let the launcher know how far a training loop is; it hears of it for sure if the loop or the script ends."""
+        """Tell the launcher how far a training loop is; it may miss a record, but not the last of a loop or script."""
         if isinstance(self._sink, NoSink):
             return
         counts = self._training.counts
@@ -58,7 +58,7 @@ class Teller:
             self.tell_facts()
 
     def tell_again(self) -> None:
-        """The loop of which the launcher was told last has ended, or was left, or the script ends."""
+        """Tell the launcher how far the last loop came, which has ended, or was left, or whose script ends."""
         if self._told is not None:
             self.tell(*self._told, ends=True)
 

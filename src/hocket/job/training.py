@@ -32,14 +32,14 @@ class Training:
         parameters: The parameters of the distributed models, by id; each belongs to one strategy.
         strategies: The strategies at work, in the order in which models were distributed.
         idle: The strategies of a script alone, made when something asks for them.
-        checks: What compares the replicas of a strategy.
-        warmups: Gradual starts of learning rates.
+        checks: The comparisons of replicas, by strategy.
+        warmups: The warmups of learning rates.
         metrics: The values that were reported last.
         loaders: How many loaders there have been.
         passes: How many passes over data have begun in a job with a coordinator; glances are taken back.
         batch: The batch at work, or what came after it.
-        saver: What writes checkpoints, when there has been one.
-    """
+        saver: Writes checkpoints; None before the first one.
+"""
 
     def __init__(self, communicator: Communicator, owner: Owner, client: Client | None) -> None:
         self.models: list[nn.Module] = []
@@ -60,7 +60,7 @@ class Training:
         self.loops = Loops(
             self.strategies, self.weights, self.settling, owner, self.backward, self._optimizers, communicator.rank
         )
-        self._step_of_batch = 0  # how many there had been when the batch at work came
+        self._step_of_batch = 0  # how many steps there had been when the batch at work came
         self._random: RandomState | None = None
 
     def _optimizers(self) -> list[Optimizer]:
@@ -114,7 +114,7 @@ class Training:
         self._random = state
 
     def restore_random(self) -> RandomState | None:
-        """Go on with it, now that nothing of the start-up draws any more."""
+        """Go on with the random state that ``keep_random`` kept, now that the start-up draws no more numbers."""
         state, self._random = self._random, None
         if state is not None:
             state.restore()

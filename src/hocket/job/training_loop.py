@@ -1,4 +1,4 @@
-"""One pass over a loader as training sees it: the batches that the script was given, and how the script left it."""
+"""One pass over a loader as training sees it: the batches that the script was given, and how the pass ended."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Loop:
 
     Attributes:
         given: Batches that have been given to the script and are not done, in this order.
-        at_work: The one of them that it trains on.
+        at_work: The batch that the script trains on.
         is_ahead: Whether the script asks for batches before it has trained on those that it has.
-        in_thread: Whether it does so in another thread; nothing is collective there.
+        in_thread: Whether the script takes batches in another thread; nothing is collective there.
     """
 
     def __init__(self, loader: object, epoch: int, backward: BackwardPasses, *, in_thread: bool) -> None:
@@ -50,14 +50,14 @@ class Loop:
         self.given: deque[Batch] = deque()
         self.at_work: Batch | None = None
         self.is_ahead = self.in_thread = in_thread
-        self.passes = 0  # backward passes, when work on that batch began
+        self.passes = 0  # backward passes when work on the batch at work began
         self.place: Any = None  # how far the pass is with the last batch that is done
         self.has_begun = self.has_trained = False
-        self.weight = 1.0  # of that batch
-        self.is_suspect = False  # perhaps it is ahead, and that cannot be seen
+        self.weight = 1.0  # the weight of the batch at work
+        self.is_suspect = False  # whether the script may be ahead unseen
         self.pause: Callable[[], None] | None = None  # what the loader does before all settle
         self.between: Callable[[], None] | None = None  # what the loader does between two batches
-        self.after: Callable[[], None] | None = None  # what is due when all that was given is done; no more will come
+        self.after: Callable[[], None] | None = None  # called when all batches are done, and no more will come
 
     @property
     def trains(self) -> bool:
@@ -71,7 +71,7 @@ class Loop:
 
 
 def _things(value: object) -> list[object]:
-    """What a value is made of, itself included, as far as plain containers go."""
+    """A value and all that is in it, as far as plain containers go."""
     if isinstance(value, dict):
         return [value, *(thing for each in value.values() for thing in _things(each))]
     if isinstance(value, (list, tuple)):
@@ -84,7 +84,7 @@ def storages(value: object) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors(value) if tensor.numel()}
 
 
-_LETS_GO = {  # of what it holds, and never raises
+_LETS_GO = {  # instructions that let go of an iterator, and never raise
     "POP_TOP",  # break, and return in a loop
     "POP_ITER",
     "END_FOR",
@@ -99,7 +99,7 @@ _LETS_GO = {  # of what it holds, and never raises
     "RETURN_VALUE",
     "RETURN_CONST",
 }
-_ENDS = "FOR_ITER"  # of zip or islice, which were the first to end; or an error of another iterator in them
+_ENDS = "FOR_ITER"  # at the end of zip or islice, or at an error of another iterator in them
 _CALLS = ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "PRECALL")
 
 
@@ -111,7 +111,7 @@ def on_purpose(frame: FrameType | None) -> bool:
     unwinds. Where that leaves a doubt, it is an error.
 
     Args:
-        frame: What closes it.
+        frame: The frame that closes the generator.
     """
     while frame is not None and _is_closed(frame):
         frame = frame.f_back
@@ -119,17 +119,17 @@ def on_purpose(frame: FrameType | None) -> bool:
         return False
     name, is_inside = _instruction(frame)
     if name in _CALLS:
-        return is_inside  # a function of the script has returned, and what it held is let go
+        return is_inside  # a function of the script has returned, and its variables are let go
     return name in _LETS_GO or (name == _ENDS and not _raises(frame))
 
 
 def _is_closed(frame: FrameType) -> bool:
-    """Whether it is that of a generator around this one, which is being closed as well."""
+    """Whether the frame belongs to a generator around this one, which is being closed as well."""
     return bool(inspect.CO_GENERATOR & frame.f_code.co_flags) and _instruction(frame)[0] == "YIELD_VALUE"
 
 
 def _instruction(frame: FrameType) -> tuple[str, bool]:
-    """What a frame is at, and whether it is past its beginning: a function was called, and has returned."""
+    """The instruction of a frame, and whether it is past its beginning: a function was called, and has returned."""
     found = ""
     for each in dis.get_instructions(frame.f_code, show_caches=True):
         if each.opname != "CACHE":

@@ -47,13 +47,13 @@ class Worker:
 
     Attributes:
         config: What the job has told this worker.
-        communicator: To the other workers.
-        sink: Where the launcher hears of this worker.
+        communicator: The communicator of all workers.
+        sink: Takes what the launcher is to hear of this worker.
         owner: The thread that makes the calls which all ranks make together.
         training: What this worker trains.
         teller: Tells the launcher of the training.
         forgotten: Looks for what the script has forgotten.
-        has_left: Whether the others were told goodbye: loops that end now have nobody to tell.
+        has_left: Whether this worker has said goodbye: loops that end now have nobody to tell.
     """
 
     def __init__(self, config: Config, communicator: Communicator, sink: Sink | None = None) -> None:
@@ -68,16 +68,16 @@ class Worker:
 
     @property
     def client(self) -> Client | None:
-        """To the servers, in a job that has some."""
+        """The connection to the servers, in a job that has some."""
         return self.communicator.client if isinstance(self.communicator, MeetingCommunicator) else None
 
     @property
     def together(self) -> Communicator:
-        """Those who write a checkpoint together: with servers, rank 0 does so alone, and nobody waits."""
+        """The group that writes a checkpoint together; with servers, rank 0 alone, for which nobody waits."""
         return self.communicator if self.client is None else AloneCommunicator()
 
 
-_of_process: Worker | None = None  # what every thread sees that is in no context of its own
+_of_process: Worker | None = None  # the worker in threads that have no context of their own
 _of_context: ContextVar[Worker | None] = ContextVar("worker", default=None)
 _all: weakref.WeakSet[Worker] = weakref.WeakSet()
 
@@ -96,7 +96,7 @@ def current() -> Worker:
 
 
 def become(worker: Worker | None) -> None:
-    """Let the process be ``worker`` from now on, in all threads; None if it is to be no worker any more."""
+    """Make this process ``worker`` from now on, in all threads; None if it is to be no worker any more."""
     global _of_process
     _of_process = worker
 
@@ -132,7 +132,7 @@ register_module_module_registration_hook(_before_child)
 
 
 def _be_no_worker() -> None:
-    """In a child that was forked: what it does to a model is its own, and exchanged with nobody."""
+    """In a forked child: be no worker, so that what it does to a model is exchanged with nobody."""
     for worker in _all:
         for strategy in worker.training.strategies:
             strategy.collector.rests = True
@@ -197,7 +197,7 @@ def meeting() -> Worker:
 
 
 def together(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """For what a script calls on all ranks: it is named so in messages, and one thread makes all such calls."""
+    """Decorate a function that a script calls on all ranks: messages name it ``call``, and one thread must call it."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -240,7 +240,7 @@ def local_rank() -> int:
 
 
 def _have_stacks_printed() -> None:
-    """On a fatal signal, and when another rank asks for it."""
+    """Have stacks printed on a fatal signal, and when another rank asks for them."""
     try:
         faulthandler.enable(file=2)
         if hasattr(faulthandler, "register"):

@@ -1,1 +1,1 @@
-"""Beside the layers: what is seen of a run while it goes on, and what is kept of it."""
+"""Beside the layers, records of runs: what is shown of a run while it goes on, and what is kept of it."""

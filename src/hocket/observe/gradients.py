@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from hocket.events import Gradients
 
-_LEAST_LOOKS, _LEAST_BLOCKS = 8, 4  # below these nothing is said
-_SURE = 2.0  # standard errors
+_LEAST_LOOKS, _LEAST_BLOCKS = 8, 4  # fewer looks or blocks give no estimate
+_SURE = 2.0  # standard errors of the bounds
 _WINDOWS = 8  # parts of a run whose noise scales are kept
 
 
@@ -25,7 +25,7 @@ class Block(NamedTuple):
     What they are divided by is the mean over this block and its neighbours: a single look should not weigh itself.
     """
 
-    end: int  # its last step
+    end: int  # the last step of the block
     looks: float
     share: float  # one worker's part of a step
     scatter: float  # variance of one sample's gradient, over all parameters
@@ -39,9 +39,9 @@ class Estimate:
     """The noise scale, and how sure it is.
 
     Attributes:
-        scale: None if it cannot be told.
-        low: Two standard errors below; if ``scale`` cannot be told, what it is at least.
-        high: Two standard errors above; infinite if it cannot be told.
+        scale: The noise scale; None if it is unknown.
+        low: Two standard errors below the scale; if that is unknown, a lower bound.
+        high: Two standard errors above the scale; infinite if unknown.
     """
 
     scale: float | None
@@ -53,14 +53,14 @@ class GradientSummary:
     """The gradients of one run; if it has several models, those of the largest that all ranks have told about."""
 
     def __init__(self) -> None:
-        self._last: dict[int, dict[int, Gradients]] = {}  # by number and rank
+        self._last: dict[int, dict[int, Gradients]] = {}  # the last record of each model and rank
 
     def take(self, rank: int, record: Gradients) -> None:
-        """What a worker has told last counts."""
+        """Take a record of a worker, which replaces the one before."""
         self._last.setdefault(record.number, {})[rank] = record
 
     def facts(self) -> dict[str, Any]:
-        """For a record; nothing if no strategy has seen gradients of several workers."""
+        """Facts for the record; empty if no strategy has seen gradients of several workers."""
         told = self._choose()
         if not told:
             return {}
@@ -99,7 +99,7 @@ class GradientSummary:
         return {str(part[-1].end): estimate_scale(part).scale for part in parts if len(part) >= _LEAST_BLOCKS}
 
     def lines(self) -> list[str]:
-        """What is said at the end of a run."""
+        """The lines that are printed at the end of a run."""
         facts, told = self.facts(), self._choose()
         if facts.get("diversity") is None:
             return []

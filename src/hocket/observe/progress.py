@@ -38,8 +38,8 @@ class Mark:
 class Rates:
     """What happened between two marks; shares are of the time between them."""
 
-    samples: float  # a second
-    batches: float  # a second
+    samples: float  # samples a second
+    batches: float  # batches a second
     step_seconds: float | None  # None where there was no step
     waiting: float
     communication: float
@@ -62,7 +62,7 @@ def rates(first: Mark, last: Mark) -> Rates | None:
 
 
 class Odometer:
-    """Counts on over the ends of epochs."""
+    """Makes marks from the records of a worker, counting on over the ends of epochs."""
 
     def __init__(self) -> None:
         self._epoch, self._step, self._samples = 0, 0, 0
@@ -108,12 +108,12 @@ class RunPace:
 
     @property
     def rates(self) -> Rates | None:
-        """Those of the last seconds, or None at the start."""
+        """The rates of the last seconds, or None at the start."""
         return rates(self._marks[0], self._marks[-1]) if self._marks else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the end of the epoch, or None where that is unknown."""
+        """Seconds until the end of the epoch, or None where that is unknown."""
         current = self.rates
         if self.record is None or self.record.steps is None or current is None or current.batches <= 0:
             return None

@@ -46,7 +46,7 @@ class Recorder:
     ``finish`` still tries to leave how the run ended.
 
     Attributes:
-        folder: Where it is.
+        folder: The folder of the record.
         lead: The rank whose progress and metrics are those of the run.
     """
 
@@ -59,11 +59,11 @@ class Recorder:
         self._next = 0.0
         self._failed = False
         self._thinning, self._odometer = Thinning(), Odometer()
-        self._row: Mark | None = None  # of the last row of steps
+        self._row: Mark | None = None  # the mark of the last row of steps
         self._left_out: tuple[Progress, Mark] | None = None
-        self._last: Progress | None = None  # of the lead
+        self._last: Progress | None = None  # the last progress of the lead
         self._ranks: dict[int, tuple[float, Progress]] = {}
-        self._samples: dict[int, int] = {}  # that each rank itself has trained on
+        self._samples: dict[int, int] = {}  # samples that each rank itself has trained on
         self._told_by_first: set[str] = set()
         self._began: set[int] = set()  # ranks that have had a batch
         for section, values in facts.items():

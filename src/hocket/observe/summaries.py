@@ -26,11 +26,11 @@ class TrafficSummary:
         self._last: dict[int, Traffic] = {}
 
     def take(self, rank: int, record: Traffic) -> None:
-        """What a worker has told last counts."""
+        """Take a record of a worker, which replaces the one before."""
         self._last[rank] = record
 
     def facts(self) -> dict[str, str]:
-        """The same for a record."""
+        """The facts for the record."""
         found = {}
         under_way = sum(record.under_way for record in self._last.values())
         if under_way:
@@ -41,7 +41,7 @@ class TrafficSummary:
         return found
 
     def lines(self) -> list[str]:
-        """What is said at the end of a run."""
+        """The lines that are printed at the end of a run."""
         facts = self.facts()
         hidden = facts.pop("communication hidden", None)
         said = [] if hidden is None else [f"{hidden} of the communication between hosts was hidden by computation."]
@@ -101,7 +101,7 @@ class ServedSummary:
         self._last: dict[int, ServerReport] = {}
 
     def take(self, record: ServerReport) -> None:
-        """What a server has told last counts."""
+        """Take a report of a server, which replaces the one before."""
         self._last[record.server] = record
 
     def facts(self) -> dict[str, str]:
@@ -124,7 +124,7 @@ class ServedSummary:
         return found
 
     def lines(self) -> list[str]:
-        """What is said at the end of a run."""
+        """The lines that are printed at the end of a run."""
         facts = self.facts()
         staleness = facts.pop("staleness", None)
         said = []
@@ -194,7 +194,7 @@ class GossipSummary:
             self._distances.append((record.time, record.values[CONSENSUS]))
 
     def lines(self) -> list[str]:
-        """What is said at the end of a run: nothing, if there was no gossip."""
+        """The lines that are printed at the end of a run: none, if there was no gossip."""
         if not self._graphs:
             return []
         graphs = ", then ".join(f"{name} (spectral gap {gap:.3g})" for name, gap in self._graphs.items())
@@ -217,7 +217,7 @@ class PredictedSummary:
             self._told = record.values
 
     def lines(self) -> list[str]:
-        """What is said at the end of a run: nothing, if it trained on all batches."""
+        """The lines that are printed at the end of a run: none, if it trained on all batches."""
         if not self._told:
             return []
         batches = self._told["batches only predicted"]

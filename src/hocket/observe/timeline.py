@@ -177,9 +177,9 @@ class HostClock:
     """
 
     def __init__(self) -> None:
-        self._trip, self._when = math.inf, 0.0  # of the quickest question so far
-        self._times: list[float] = []  # of the other clock
-        self._leads: list[float] = []  # at these times
+        self._trip, self._when = math.inf, 0.0  # round trip and time of the quickest question so far
+        self._times: list[float] = []  # times of the other clock
+        self._leads: list[float] = []  # its leads at these times
 
     def compare(self, asked: float, there: float, answered: float) -> None:
         """An answer has come: that clock said ``there`` between ``asked`` and ``answered`` of this one.
@@ -199,7 +199,7 @@ class HostClock:
             self._times += [now, now + _SLEW]
 
     def lead(self, there: float) -> float:
-        """By how many seconds it is ahead when it shows ``there``."""
+        """By how many seconds the other clock is ahead when it shows ``there``."""
         times, leads = self._times, self._leads
         if not times or there >= times[-1]:
             return leads[-1] if leads else 0.0

@@ -28,7 +28,7 @@ BUILT_IN: dict[str, type[Spec]] = {
 
 
 def find(name: str) -> type[Spec] | None:
-    """The spec that is called so; None if there is none."""
+    """The spec called ``name``; None if there is none."""
     outside = _outside()
     return _load(outside[name]) if name in outside else BUILT_IN.get(name)
 

@@ -18,7 +18,7 @@ class Spec:
     """A strategy as a user writes it. Traits are class attributes, or properties where the options decide."""
 
     name: ClassVar[str]
-    """What a user calls it."""
+    """The name that a user gives for the strategy."""
 
     @property
     def implementation(self) -> str:

@@ -1,4 +1,4 @@
-"""One strategy after the other, as a user writes it."""
+"""The spec of several strategies, one after the other in one run, as a user writes it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Served(Spec):
         return not self.in_step
 
     def scale_for(self, workers: int) -> float:
-        """By which a worker multiplies its gradients: 1 / workers where each is applied by itself."""
+        """The factor of a worker's gradients: 1 / workers where each is applied by itself."""
         return 1 / workers if self.groups == 0 else 1.0
 
     def check(self) -> None:

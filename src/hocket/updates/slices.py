@@ -128,7 +128,7 @@ class SlicedUpdate(Update):
         self._owners.barrier("sharing the optimizer's state")
 
     def _new_keys(self, piece: Piece) -> list[str]:
-        """Those of a piece's state that are not (or no longer) in the shared copy."""
+        """The entries of a piece's state that are not (or no longer) in the shared copy."""
         shared = piece.shared
         return [
             key

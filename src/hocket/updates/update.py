@@ -38,7 +38,7 @@ class Owners(Protocol):
         ...
 
     def barrier(self, what: str = ...) -> None:
-        """Wait until all of them are here."""
+        """Wait until all processes are here."""
         ...
 
 
@@ -62,4 +62,4 @@ class Update(ABC):
 
     @abstractmethod
     def share(self) -> None:
-        """Bring that to the shared copy and into every rank's ``optimizer.state``; collective."""
+        """Bring this news to the shared copy and into every rank's ``optimizer.state``; collective."""

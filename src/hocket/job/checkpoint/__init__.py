@@ -1,1 +1,1 @@
-"""A training is saved, and goes on from what was saved."""
+"""Checkpoints: how a training is saved, and goes on from what was saved."""

@@ -42,7 +42,7 @@ _KEYS = {
 
 
 class CheckpointFolder:
-    """The folder, for the one process that writes to it.
+    """A folder of checkpoints, for the one process that writes to it.
 
     Args:
         folder: The folder of the checkpoints.
@@ -106,7 +106,7 @@ class CheckpointFolder:
             number = int(number) + 1
 
     def _remove(self, path: Path) -> None:
-        """Take a checkpoint away at once, not file by file."""
+        """Remove a checkpoint: it disappears at once, not file by file."""
         hidden = self.folder / f".{path.name}.removed"
         with contextlib.suppress(OSError):
             self._note(FOLDER_BEGUN, hidden)
@@ -129,7 +129,7 @@ class CheckpointFolder:
         )
 
     def _take_lock(self) -> None:
-        """And clean up after jobs that were killed."""
+        """Lock the folder, and clean up after jobs that were killed."""
         if self._lock is not None:
             return
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -159,7 +159,7 @@ def committed(folder: Path) -> list[Path]:
 
 
 def step_of(name: str) -> int:
-    """The step at which the checkpoint of this name was taken; -1 if it is none."""
+    """The step at which the checkpoint of this name was taken; -1 if the name is none of a checkpoint."""
     match = _NAME.fullmatch(name)
     return int(match[2]) if match else -1
 
@@ -167,7 +167,7 @@ def step_of(name: str) -> int:
 def find(path: Path, say: Callable[[str], None]) -> Path:
     """The newest intact checkpoint in the folder ``path``, or the one that ``path`` is.
 
-    ``say`` is told of those that are damaged.
+    ``say`` is told of damaged checkpoints.
     """
     if (path / _MANIFEST).exists() or _NAME.fullmatch(path.name):
         if damage := inspect(path):
@@ -188,7 +188,7 @@ def inspect(path: Path) -> str:
     """What is wrong with a checkpoint; nothing if all of its files are intact.
 
     Raises:
-        CheckpointError: it was written by a newer version of Hocket.
+        CheckpointError: the checkpoint was written by a newer version of Hocket.
     """
     try:
         first, _, text = (path / _MANIFEST).read_text(encoding="utf-8").partition("\n")

@@ -1,7 +1,7 @@
 """Which checkpoint is loaded, and how its contents come to each host.
 
-Rank 0 decides which. A host that finds the very same checkpoint at its own path (of a file system that all share, or as
-a copy) reads it there. If one host does not, rank 0 sends to all what it reads. Every rank knows the way before
+Rank 0 decides which one. A host that finds the very same checkpoint at its own path (on a shared file system, or as a
+copy) reads it there. If one host does not, rank 0 sends to all what it reads. Every rank knows the way before
 anything is read, and nothing is written.
 """
 
@@ -34,8 +34,8 @@ class Source(ABC):
     """A checkpoint that can be read.
 
     Attributes:
-        manifest: What is the same for all ranks.
-        own: What each rank had beside it.
+        manifest: The part that is the same for all ranks.
+        own: The part of each rank that differs between ranks.
         kinds: The types and shapes of all tensors.
     """
 
@@ -45,9 +45,9 @@ class Source(ABC):
 
     @abstractmethod
     def fetch(self, names: Sequence[str], wanted: Collection[str]) -> Tensors:
-        """Those of the tensors ``names`` that are ``wanted``, each in memory of its own.
+        """The tensors among ``names`` that are ``wanted``, each in memory of its own.
 
-        Every rank must call it with the same names; wanted may differ.
+        Every rank must call this with the same ``names``; ``wanted`` may differ.
         """
 
 
@@ -65,12 +65,12 @@ class Files(Source):
         return {name: self.read(name) for name in names if name in wanted}
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor."""
+        """Read one tensor from its file."""
         return self._homes[name].read(name)
 
 
 class SentCheckpoint(Source):
-    """What rank 0 reads from ``files`` and sends to all others, which have none."""
+    """A checkpoint that rank 0 reads from ``files`` and sends to all others, which have no files."""
 
     def __init__(self, communicator: Communicator, files: Files | None) -> None:
         self._communicator, self._files = communicator, files
@@ -90,7 +90,7 @@ class SentCheckpoint(Source):
         return fetched
 
     def _batches(self, names: Sequence[str]) -> Iterator[list[str]]:
-        """Many small tensors together, or one large one."""
+        """The tensors in batches: many small ones together, or one large one."""
         batch: list[str] = []
         total = 0
         for name in names:
@@ -105,7 +105,7 @@ class SentCheckpoint(Source):
             yield batch
 
     def _prepare(self, name: str) -> torch.Tensor:
-        """On rank 0 the tensor, on others a place for it."""
+        """The tensor on rank 0, and memory for it on other ranks."""
         if self._files is not None:
             return self._files.read(name)
         dtype, shape = self.kinds[name]
@@ -130,9 +130,9 @@ def _send_text(communicator: Communicator, text: bytes) -> bytes:
 
 
 def find(worker: Worker, path: Path) -> tuple[Path, Source]:
-    """The newest intact checkpoint in ``path``, or the one that it is: where it is for rank 0, and what is in it.
+    """The newest intact checkpoint in ``path``, or at ``path`` itself: its path for rank 0, and its contents.
 
-    Collective; what is wrong with it is raised on all ranks.
+    Collective; errors are raised on all ranks.
     """
 
     def look() -> tuple[str, str, str]:
@@ -148,14 +148,14 @@ def _open(worker: Worker, found: Path, mine: Path, identity: str) -> Source:
     told = ""
     if topology.rank == 0:
         told = str(found)
-    elif topology.local_rank == 0 and _is_intact(mine, identity):  # looks for all of its host
+    elif topology.local_rank == 0 and _is_intact(mine, identity):  # the first worker of a host looks for all
         told = str(mine)
     here = communicator.gather_bytes(told.encode())[topology.local[0]].decode()
     files, reason = None, "it is not there, or another one"
     if here:
         try:
             files, reason = Files(Path(here)), ""
-        except Exception as error:  # of this system, of safetensors, of JSON: whatever it is, it cannot be read here
+        except Exception as error:  # of the system, safetensors or JSON: it cannot be read here
             reason = f"{type(error).__name__}: {error}"
     reasons = [told.decode() for told in communicator.gather_bytes(reason.encode())]
     if reasons[0]:
@@ -171,7 +171,7 @@ def _open(worker: Worker, found: Path, mine: Path, identity: str) -> Source:
 def warn_of_others(worker: Worker, folder: Path) -> None:
     """Say so if another host has a newer checkpoint in its ``folder`` than rank 0, where the decision is; collective.
 
-    It is not loaded: whoever lists the hosts of a job in another order than before may not want to begin anew.
+    The newer checkpoint is not loaded; the line is for a user who has listed the hosts in another order than before.
     """
     topology = worker.communicator.topology
     if len(topology.hosts) == 1:

@@ -24,7 +24,7 @@ class Saved:
     def __init__(self, source: Source, worker: Worker) -> None:
         self._source, self._own, self.manifest = source, source.own, source.manifest
         self._worker = worker
-        # Random numbers and the like are each rank's own, as far as the ranks are the same.
+        # Random numbers and the like are each rank's own, for ranks that were there when it was saved.
         self._rank = worker.config.rank if self.manifest["size"] == worker.config.size else None
 
     def restore(self, subjects: Subjects) -> None:
@@ -39,7 +39,7 @@ class Saved:
         for name, thing in subjects.stateful.items():
             self._load(name, thing)
         if not subjects.is_training:
-            return  # weights for something else: counts and random numbers are not its business
+            return  # only weights are wanted: counts and random numbers stay
         training.metrics = self.metrics()
         for warmup, state in zip(training.warmups, manifest["warmups"], strict=False):
             warmup.load_state(state)
@@ -71,16 +71,16 @@ class Saved:
             training.keep_random(random)
 
     def metrics(self) -> dict[str, float]:
-        """What was reported last."""
+        """The metrics that were reported last."""
         metrics: dict[str, float] = self._unpack(self.manifest["metrics"])
         return metrics
 
     def extra(self) -> Any:
-        """What the script had given."""
+        """What the script had given as ``extra``."""
         return self._unpack(self.manifest["extra"])
 
     def epoch(self, loader: str | None) -> int:
-        """Passes over the data of ``loader`` (if None: of any) that are complete."""
+        """Complete passes over the data of ``loader``; of any loader if it is None."""
         states = self._own[0]["loaders"] | self.manifest["loaders"]
         state = states.get(loader) if loader is not None else next(iter(states.values()), None)
         return int(state["epoch"]) - 1 if state is not None else 0
@@ -118,7 +118,7 @@ class Saved:
         return home
 
     def _unpack_own(self, pick: Callable[[Json], Json]) -> Any:
-        """What ``pick`` finds for this rank among what differs between ranks."""
+        """What ``pick`` finds for this rank in the parts that differ between ranks."""
         assert self._rank is not None
         everyone = [pick(own) for own in self._own]
         return self._unpack(everyone[self._rank], everyone)

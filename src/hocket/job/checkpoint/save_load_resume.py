@@ -22,7 +22,9 @@ class Position:
 
     Attributes:
         epoch: Passes over the loader's data that are complete; the loader itself goes on in the middle of the next.
-        step: Steps of the optimizer so far; ``samples`` and ``metrics`` also count from the begin of the training.
+        step: Steps of the optimizer so far.
+        samples: Samples of all workers so far.
+        metrics: The metrics that were reported last.
         extra: What was saved as ``extra``.
         path: The checkpoint that was loaded, if any; on rank 0's host.
     """
@@ -155,15 +157,15 @@ def resume(
 
 
 class _Automatic:
-    """Saves every so many steps."""
+    """Saves a checkpoint every ``--checkpoint-every`` steps."""
 
     def __init__(self, worker: Worker, folder: Path, subjects: Subjects) -> None:
         self._worker, self._folder, self._subjects = worker, folder, subjects
         self._last = worker.training.counts.common_step
-        self._said = ""  # why there is no checkpoint; it is said once
+        self._said = ""  # why there is no checkpoint; each reason is printed once
 
     def between_steps(self) -> None:
-        """Collective if a checkpoint is due."""
+        """Save a checkpoint if one is due; collective then."""
         self._worker.forgotten.asks_for_checkpoints = True
         config, step = self._worker.config, self._worker.training.counts.common_step
         if step // config.checkpoint_every > self._last // config.checkpoint_every:

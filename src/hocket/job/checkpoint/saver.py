@@ -1,7 +1,7 @@
-"""Writes checkpoints in the background: every rank its part, and rank 0 makes a checkpoint of them.
+"""Writes checkpoints in the background: every rank writes its part, and rank 0 makes a checkpoint of the parts.
 
-The script only waits for the copy. Over several hosts the folder is on rank 0's (or all see it; nobody needs to know):
-only the workers there write, and what other ranks alone have comes to rank 0 before anything is written.
+The script only waits for the copy. With several hosts the folder is on rank 0's host (others may see it, too): only
+the workers there write, and what only other ranks have comes to rank 0 before anything is written.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class Saving:
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        """Where it is, on rank 0, when it is complete."""
+        """The path of the checkpoint, on rank 0, when it is complete."""
         self.error: str | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def done(self) -> bool:
-        """Whether this rank's part in it is over."""
+        """Whether this rank has written its part."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Until this rank's part (on rank 0: the checkpoint) is on the disk.
+        """Wait until this rank's part (on rank 0: the checkpoint) is on the disk.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: the checkpoint could not be written.
         """
         if self._thread is not None:
             self._thread.join()
@@ -75,7 +75,7 @@ class Saver:
         self._image: Image | None = None
         self._last = Saving()
         self._good: Path | None = None
-        self._failing = ""  # why checkpoints cannot be written now; it is said once
+        self._failing = ""  # why checkpoints cannot be written now; each reason is printed once
 
     def save(self, folder: Path, subjects: Subjects, keep: int, *, patient: bool) -> Saving | None:
         """Copy everything and start to write it; collective.
@@ -84,10 +84,10 @@ class Saver:
             folder: The folder of the checkpoints.
             subjects: What to save.
             keep: How many checkpoints to keep.
-            patient: Wait for the one before if it is still being written, rather than leave this one out.
+            patient: Whether to wait for a checkpoint that is still being written, rather than leave this one out.
 
         Returns:
-            None if it was left out.
+            None if the checkpoint was left out.
         """
         worker, folder = self._worker, folder.resolve()
         theirs: dict[int, torch.Tensor] = {}
@@ -107,10 +107,10 @@ class Saver:
     def _gather_own(self, client: Client, subjects: Subjects, *, always: bool) -> dict[int, torch.Tensor]:
         """What only others have (random numbers, buffers), as files by rank, if all workers are in step; collective.
 
-        Where they are not, which all know alike, each may be at another step: then nobody waits, and nothing is here.
+        Where workers are not in step, which all know alike, nobody waits, and the result is empty.
 
         Args:
-            client: To the servers, where workers meet.
+            client: The connection to the servers, through which workers meet.
             subjects: What is saved.
             always: Whether all workers make the same call, also when they have not taken the same steps.
         """
@@ -124,7 +124,7 @@ class Saver:
         return {rank: torch.frombuffer(bytearray(data), dtype=torch.uint8) for rank, data in found.items() if rank}
 
     def _save(self, folder: Path, subjects: Subjects, keep: int, theirs: dict[int, torch.Tensor]) -> Saving | None:
-        """What model and optimizer are now, with the files of other ranks that are here already."""
+        """Save model and optimizer as they are now, with the files of other ranks that are here already."""
         worker, busy = self._worker, not self._last.done
         taken = self._camera.take(subjects, len(theirs))
         number = zlib.crc32(repr((taken.step, taken.number)).encode())
@@ -147,13 +147,13 @@ class Saver:
         return self._last
 
     def open(self, folder: Path) -> None:
-        """Make sure, before any checkpoint is due, that they can be written to ``folder``; collective."""
+        """Make sure, before any checkpoint is due, that checkpoints can be written to ``folder``; collective."""
         folder = folder.resolve()
         kept = self._folders.setdefault(folder, CheckpointFolder(folder, self._ledger))
         on_rank_0(self._worker.communicator, lambda: kept.open(keep=True))
 
     def _is_first(self, client: Client) -> bool:
-        """Whether this worker saves for all: rank 0, or if it is lost the next one on its host, where the folder is."""
+        """Whether this worker saves for all: rank 0, or if that is lost the next rank on the host of the folder."""
         rank = self._worker.config.rank
         home = self._worker.communicator.topology.home
         return rank == 0 or (rank in home and rank == min(set(home) & set(client.live()), default=-1))
@@ -168,7 +168,7 @@ class Saver:
         described = [json.loads(part) for part in self._worker.together.gather_bytes(mine)]
         for rank, other in enumerate(described):
             if rank not in self._writers:
-                other[0] = described[0][0]  # is not used there
+                other[0] = described[0][0]  # this entry is not used there
             for here, there in itertools.zip_longest(described[0], other, fillvalue="nothing"):
                 if here != there:
                     raise MismatchError(
@@ -178,7 +178,7 @@ class Saver:
         raise AssertionError("equal after all")
 
     def _begin(self, folder: Path, taken: Snapshot) -> Path:
-        """Have rank 0 make the new folder, and everyone know it."""
+        """Have rank 0 make the new folder, and tell everyone its path."""
         step = taken.step
         kept = self._folders.setdefault(folder, CheckpointFolder(folder, self._ledger))
         path = on_rank_0(self._worker.together, lambda: str(kept.begin(step, secrets.token_hex(6))))
@@ -195,7 +195,7 @@ class Saver:
         return self._image
 
     def _bring(self, image: Image, taken: Snapshot) -> dict[int, torch.Tensor]:
-        """Have on rank 0 what only ranks of other hosts have, as the files that it will write for them; collective."""
+        """Bring what only ranks of other hosts have to rank 0, as files that it writes for them; collective."""
         if len(self._writers) == self._worker.together.size:
             return {}
         mine = torch.empty(0, dtype=torch.uint8) if self._writes else image.content(taken.own)
@@ -211,7 +211,7 @@ class Saver:
         remote: dict[int, torch.Tensor],
         keep: int,
     ) -> None:
-        """In a thread of its own."""
+        """Write the checkpoint, in a thread of its own."""
         rank, begin = self._worker.together.rank, time.perf_counter()
         try:
             written = write_part(folder, rank, image, taken.own)
@@ -271,7 +271,7 @@ def tell_failure(folder: Path, rank: int, reason: str) -> None:
 def complete(
     folder: Path, size: int, mine: Written, remote: Mapping[int, torch.Tensor], timeout: float
 ) -> dict[str, Written]:
-    """On rank 0: have the parts of all ranks in ``folder``; what their files are like.
+    """On rank 0: wait for the parts of all ranks in ``folder``; returns the size and checksum of each file.
 
     Args:
         folder: The folder of the checkpoint.

@@ -1,7 +1,7 @@
-"""What a checkpoint holds: everything of a training as plain data and tensors, and how that is taken.
+"""Takes snapshots of a training: everything that a checkpoint holds, as plain data and tensors.
 
 Most of it is the same on all ranks, so each rank on rank 0's host copies and writes only its part of the tensors. What
-differs (random states, batch-norm statistics in the middle of an epoch, the place in data of one's own) is in a file
+differs (random states, batch-norm statistics in the middle of an epoch, the place in a rank's own data) is in a file
 for each rank.
 """
 
@@ -55,8 +55,8 @@ class Snapshot:
     manifest: dict[str, Text]
     own: Text
     tensors: Tensors
-    number: int  # the same on all ranks that save the same
-    described: list[str]  # names, types and shapes of what is common
+    number: int  # equal on ranks that save the same things
+    described: list[str]  # names, types and shapes of the tensors that all ranks have
 
 
 class Camera:
@@ -66,14 +66,14 @@ class Camera:
         self._worker, self._packer = worker, Packer()
         self._writers = worker.together.topology.home
         self._aliases: dict[str, str] = {}
-        self._names: list[str] = []  # of all tensors that are the same everywhere,
-        self._mine: list[str] = []  # and of those that this rank writes
+        self._names: list[str] = []  # names of all tensors that are the same everywhere
+        self._mine: list[str] = []  # names of the tensors that this rank writes
         self._differing: list[str] = []
         self._described: list[str] = []
         self._number = 0
 
     def take_own(self, subjects: Subjects) -> torch.Tensor:
-        """Where one worker saves for all: the file of another one, with what differs between them."""
+        """This worker's file with what differs between workers, for the one worker that saves for all."""
         self._worker.training.weights.leave_no_trace()
         tensors: Tensors = {}
         text = self._take_own(subjects, _buffered(subjects), tensors, self._worker.config.rank)
@@ -104,7 +104,7 @@ class Camera:
         states = [packer.pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(training.strategies)]
         own: Tensors = {}
         extra = packer.pack(subjects.extra, "extra", own) if worker.together.rank == 0 else "null"
-        packer.is_news |= list(common) != self._names or differing != self._differing  # others than last time
+        packer.is_news |= list(common) != self._names or differing != self._differing  # not the same names as last time
         self._names, self._differing = list(common), differing
         manifest = {
             "objects": join(objects),
@@ -126,7 +126,7 @@ class Camera:
         manifest |= {name: write(value) for name, value in counts.items()}
         if packer.is_news:
             tensor_file.check(common)
-            # Those that differ are rank 0's to write.
+            # Rank 0 writes those that differ.
             first = {f"{name}.{key}" for name in differing for key in _kept_buffers(subjects.modules[name])}
             self._mine = _share(common, worker.together.rank, self._writers, first)
             self._described = [f"{name} {t.dtype}{list(t.shape)}" for name, t in common.items()]
@@ -146,7 +146,7 @@ class Camera:
         return self._packer.pack_each(own, me, tensors)
 
     def _take_twins(self, tensors: Tensors) -> Text:
-        """Take out tensors that are the same memory as one before (tied weights); what stands for each."""
+        """Take out tensors that share the memory of an earlier one (tied weights); returns that one for each."""
         if self._packer.is_news:
             first: dict[Any, str] = {}
             self._aliases = {}
@@ -180,7 +180,7 @@ def _named(kind: str, given: Any, expected: type = object) -> dict[str, Any]:
 
 
 def _kept_buffers(module: nn.Module) -> Tensors:
-    """Those that are part of its state."""
+    """The buffers that are part of the module's ``state_dict``."""
     state = module.state_dict()
     return {name: buffer for name, buffer in module.named_buffers() if name in state}
 

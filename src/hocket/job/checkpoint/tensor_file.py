@@ -29,7 +29,7 @@ _TYPES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 _BY_NAME = {name: dtype for dtype, name in _TYPES.items()}
-_BLOCK = 4096  # of what goes past the page cache
+_BLOCK = 4096  # bytes of a block that goes past the page cache
 _CHUNK = 1 << 22
 _METADATA = "hocket"
 
@@ -39,7 +39,7 @@ Kind = tuple[torch.dtype, list[int]]
 
 @dataclass(frozen=True)
 class Written:
-    """What a file must be like to be intact."""
+    """The size and checksum of an intact file."""
 
     nbytes: int
     crc32: int
@@ -97,7 +97,7 @@ class Image:
         return torch.frombuffer(bytearray(self._begin(metadata) + self._memory[: self._nbytes]), dtype=torch.uint8)
 
     def _begin(self, metadata: str) -> bytes:
-        """What comes before the tensors."""
+        """The header, which comes before the tensors."""
         own = json.dumps({"__metadata__": {_METADATA: metadata}})[:-1]
         header = (own + ("," if self._entries else "") + self._header).encode()
         # Padded with spaces, so that the data begins at a block.
@@ -115,7 +115,7 @@ def check(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def describe(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
-    """What an image for ``tensors`` is made from."""
+    """The description from which an image for ``tensors`` is made."""
     return tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
 
 
@@ -130,7 +130,7 @@ def find_type(name: str) -> torch.dtype:
 
 
 def measure(path: Path) -> Written:
-    """What a file is like."""
+    """The size and checksum of a file."""
     crc, nbytes = 0, 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -139,7 +139,7 @@ def measure(path: Path) -> Written:
 
 
 class TensorFile:
-    """A file to read from."""
+    """A file of tensors that is read."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
@@ -153,7 +153,7 @@ class TensorFile:
         }
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor of its own memory."""
+        """Read a tensor into memory of its own."""
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor.clone()
 
@@ -175,7 +175,7 @@ def _open(path: Path) -> int:
 
 
 def _write(descriptor: int, memory: memoryview, nbytes: int, crc: int) -> int:
-    """Write ``nbytes``, and what fills the last block; return the checksum of the former."""
+    """Write ``nbytes``, and what fills the last block; return the checksum of the ``nbytes``."""
     for begin in range(0, nbytes, _CHUNK):
         end = min(begin + _CHUNK, nbytes)
         crc = zlib.crc32(memory[begin:end], crc)

@@ -1,1 +1,1 @@
-"""A function of a notebook, script or module becomes the script of workers."""
+"""Sends a function of a notebook, script or module to workers, which run it as their script."""

@@ -30,7 +30,7 @@ _MAIN = "from hocket.job.function import function_worker\nfunction_worker.Receiv
 
 
 def main() -> None:
-    """Be one worker of the job."""
+    """Run the function as one worker of the job."""
     folder = Path(sys.argv[1])
     sys.excepthook = _show_without_own_frames
     worker.init()
@@ -67,8 +67,8 @@ def receive_result(folder: Path) -> Any:
     """What rank 0 has returned.
 
     Raises:
-        FileNotFoundError: it has returned nothing, not even None.
-        UsageError: it was nothing that can be brought back.
+        FileNotFoundError: rank 0 has not returned anything, not even None.
+        UsageError: the result cannot be brought back.
     """
     content, tensors = read_parcel(folder, "result")
     if "error" in content:
@@ -170,7 +170,7 @@ def _show_without_own_frames(_: type[BaseException], error: BaseException, trace
     inner = trace
     while inner is not None and inner.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         inner = inner.tb_next
-    traceback.print_exception(error.with_traceback(inner or trace))  # which, unlike sys.__excepthook__, knows cells
+    traceback.print_exception(error.with_traceback(inner or trace))  # unlike sys.__excepthook__, it knows cells
 
 
 if __name__ == "__main__":

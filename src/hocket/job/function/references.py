@@ -36,21 +36,21 @@ class Sender:
         self.tensors: dict[str, torch.Tensor] = {}
         self.files: dict[str, str] = {}
         self.names: dict[str, Reference] = {}  # the global names of __main__ that are used
-        self.modules: set[str] = set()  # to be imported because something reaches them through their package
+        self.modules: set[str] = set()  # modules to import because something reaches them through their package
         self.definitions: list[dict[str, Any]] = []
-        self._known: dict[int, tuple[int, object]] = {}  # by id; the object is kept so that its id stays its own
+        self._known: dict[int, tuple[int, object]] = {}  # by id; the object is kept so that its id is not used again
         self._needs: list[tuple[set[str], set[str]]] = []  # names that a definition uses at once, and later
 
     def refer(self, value: Any, what: str, name: str = "") -> Reference:
         """A reference to ``value``.
 
         Args:
-            value: Anything.
-            what: How to call it in an error.
-            name: The variable that holds it, which may also be its name in a module.
+            value: Any object.
+            what: What the value is called in an error.
+            name: The variable that holds the value, which may also be its name in a module.
 
         Raises:
-            UsageError: it cannot be sent.
+            UsageError: the value cannot be sent.
         """
         if isinstance(value, ModuleType):
             if value.__spec__ is None or value.__name__ == "__main__":
@@ -140,7 +140,7 @@ class Sender:
         return {"define": index}
 
     def _defaults(self, function: FunctionType, label: str) -> dict[str, Reference]:
-        """The values as they are now; where one cannot be sent, its expression is evaluated again."""
+        """The values of defaults as they are now; where one cannot be sent, its expression is evaluated again."""
         found = {}
         for name, parameter in inspect.signature(function, follow_wrapped=False).parameters.items():
             if parameter.default is parameter.empty:
@@ -169,7 +169,7 @@ class Sender:
                 continue
             self._needs[index][0 if now else 1].add(name)
             if name not in self.names:
-                self.names[name] = {}  # it is being looked at, and may use itself
+                self.names[name] = {}  # the value is being looked at, and may use itself
                 self.names[name] = self.refer(scope[name], f"the global {name!r} that {label} uses", name)
             if isinstance(scope[name], ModuleType):
                 prefix = f"{scope[name].__name__}."
@@ -254,7 +254,7 @@ def _closure(value: Any) -> list[tuple[str, Any]]:
 
 
 def explain(value: Any, what: str, error: Exception | None = None) -> UsageError:
-    """The error for ``value``; ``error`` is what the attempt to pack it as plain data has raised."""
+    """The error for ``value``; ``error`` is what packing it as plain data has raised."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     if isinstance(value, (FunctionType, type)):
         of = "class" if isinstance(value, type) else "lambda" if value.__name__ == "<lambda>" else "function"

@@ -1,4 +1,4 @@
-"""Functions and classes as source: found in the file or notebook cell that made them, and made again from it.
+"""Finds the source of functions and classes in their file or notebook cell, and makes them again from it.
 
 A definition is compiled as it stands in its file, so that tracebacks show the user's own lines and numbers.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 
-MAKE = "_hocket_make"  # the function around a definition that has variables of an enclosing one
+MAKE = "_hocket_make"  # the function around a definition that uses variables of an enclosing function
 VALUE = "_hocket_value"
 _FUTURE = annotations.compiler_flag
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF")
@@ -58,7 +58,7 @@ def compiled(
 
     Args:
         text: The whole file or cell.
-        place: Where in it the definition stands.
+        place: Where in the text the definition stands.
         free: Variables of an enclosing function. With any, the code makes a function ``MAKE`` that takes them and
             returns the definition, and another function that sets them.
         decorated: Whether decorators are applied again.
@@ -91,7 +91,7 @@ def compiled(
 
 
 def names(code: CodeType, *, now: bool = True) -> Iterator[tuple[str, bool]]:
-    """The global names that ``code`` uses, each with whether that is when it defines or only when it is called."""
+    """The global names that ``code`` uses, each with whether it is used at definition or only in a call."""
     instructions = list(dis.get_instructions(code))
     own = {i.argval for i in instructions if i.opname == "STORE_NAME"}
     for instruction in instructions:
@@ -178,7 +178,7 @@ def _locate_class(value: type) -> SourcePlace | None:
         found = [n for n in _nodes(read(name)) if isinstance(n, ast.ClassDef) and n.name == value.__name__]
         if file:
             found = [n for n in found if n.lineno <= line <= (n.end_lineno or 0)]
-        else:  # it has no method of its own to ask: take the last class of this name with these fields
+        else:  # a class without methods of its own: take the last class of this name with these fields
             found = [n for n in found if own == {getattr(s.target, "id", "") for s in _fields(n)}]
             found = [n for n in found if _first_line(n) == line] or found
         if found:

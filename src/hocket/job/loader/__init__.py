@@ -1,1 +1,1 @@
-"""Which samples this worker gets, and the loader that yields them."""
+"""The loader that yields this worker's samples, and the rules by which workers share them."""

@@ -1,4 +1,4 @@
-"""A loader's part in a job with servers: which batch the next push is for, and when nobody is to wait for one."""
+"""A loader's part in a job with servers: which batch the next push is for, and when nobody is to wait for a push."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hocket.strategies.base import BatchAtWork, Why
 
 
 class Turns:
-    """The turns of one loader.
+    """The part of one loader in a job with servers.
 
     Attributes:
         deal: The loader's end of the queue that all workers share; None if each worker has data of its own.
@@ -27,8 +27,8 @@ class Turns:
         self._worker, self._client, self._local = worker, client, local
         self._batch, self._passes = original.batch_size or 1, 0
         self.deal = Deal(client) if queued else None
-        self._given: dict[BatchAtWork, int] = {}  # what the loop has had, and the numbers that the queue knows as held
-        self._before: int | None = None  # batches of the pass, in an earlier run
+        self._given: dict[BatchAtWork, int] = {}  # batches that the loop has had, and their numbers in the queue
+        self._before: int | None = None  # batches of the pass in an earlier run
         self._taken, self._pace = 0, 0.0  # batches that all workers have taken since; rounds, where they are in step
         if self.deal is not None:
             self.deal.before_state = self._finish_learned
@@ -50,7 +50,7 @@ class Turns:
             plan.in_step = self.deal.in_step = self.in_step
 
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
-        """What is pushed next is for this batch.
+        """The next pushes are for this batch.
 
         Args:
             counts: What is known of the batch.
@@ -94,20 +94,20 @@ class Turns:
             self._finish([*self._given])
 
     def _finish(self, batches: list[BatchAtWork]) -> None:
-        """Batches that the loop has had are done, whoever might still speak of them."""
+        """Batches that the loop has had are done, even if a strategy might still tell of them."""
         if self.deal is not None:
             self.deal.finish([self._given.pop(batch) for batch in batches])
             for batch in batches:
                 batch.close()
 
     def _finish_learned(self) -> None:
-        """A checkpoint is made, perhaps in the middle of a batch: those that there has been a step for are done."""
+        """A checkpoint is made, perhaps in the middle of a batch: batches that had a step are done."""
         if not self._holds:
             self._finish(self._learned)
 
     @property
     def _learned(self) -> list[BatchAtWork]:
-        """Batches that there has been a step for."""
+        """Batches that had a step."""
         return [batch for batch in self._given if batch.name is None]
 
     @property
@@ -126,7 +126,7 @@ class Turns:
             return False
         for strategy in self._worker.training.strategies:
             strategy.settle(Why.IDLE)
-        self._finish([*self._given])  # gradients that are kept go into a later step; nobody is to wait for that
+        self._finish([*self._given])  # kept gradients go into a later step, for which nobody is to wait
         with spans.span(spans.WAIT, "wait for the last batches of others"):
             return self._client.await_batch(self.deal, self._worker.training.passes)
 
@@ -135,7 +135,7 @@ class Turns:
 
         Args:
             unused: Batches that were taken and never given out.
-            was_left: Whether its last batch may still be at work.
+            was_left: Whether the loop was left, so that its last batch may still be at work.
         """
         training, given = self._worker.training, [*unused]
         if self.deal is None or was_left:
@@ -145,7 +145,7 @@ class Turns:
             # What was not pushed is for others; a loop that is left early seldom trains on its last batch afterwards.
             self._finish(self._learned)
             if self._given:
-                training.counts.tally.drop()  # others train on them
+                training.counts.tally.drop()  # other workers train on these batches
             self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(self._given.values())])
             for batch in self._given:
                 batch.close()

@@ -1,4 +1,4 @@
-"""The loader that ``distribute`` returns: the same data set and settings, this rank's batches."""
+"""The loader that ``distribute`` returns: with the data set and settings of the script's, and this rank's batches."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ Item = tuple[Any, Counts]
 class Loader:
     """Iterates over this rank's share of ``original``.
 
-    In training, every rank sees the same number of batches; a rank without samples of its own for one repeats another,
+    In training, every rank sees the same number of batches; a rank without samples of its own repeats another batch,
     with weight 0. In evaluation (``training=False``, or a loop under ``torch.no_grad()``) there are no such batches, so
     ranks may see one batch more or less than others.
 
     Other attributes (``dataset``, ``batch_size``, ``sampler``, …) are those of the original loader.
 
     Attributes:
-        weight: What the batch yielded last counts, relative to those of other ranks; 0 if it is a repeated one.
+        weight: How much the last batch counts, relative to those of other ranks; 0 if it is a repeated one.
         epoch: How many passes have begun.
-        before_next: Called when a training loop asks for the next batch, so when it is done with the one before.
+        before_next: Called when a training loop asks for the next batch, and so is done with the last one.
     """
 
     def __init__(self, worker: Worker, original: DataLoader[Any], *, local: bool, training: bool | None) -> None:
@@ -54,7 +54,7 @@ class Loader:
         if self._size > 1:
             original_loader.check_same_data(worker.communicator, original)
             original_loader.share_generators(worker.communicator, self._generators)
-        # PyTorch draws from it the seeds of data-loader processes; those are to differ between ranks.
+        # PyTorch draws the seeds of data-loader processes from it; these must differ between ranks.
         self._generator = torch.Generator() if original.generator is not None else None
         self._training.loaders += 1
         self._seed = randomness.shared_seed(worker.communicator, self._training.loaders)
@@ -67,18 +67,18 @@ class Loader:
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
         local_to = worker.communicator if local else None
         self._length = original_loader.count_batches(original, self._sampler, self._size, local_to)
-        self._divided = False  # the data set divides itself among the ranks
-        self._pass: Pass | None = None  # the one that is going on
-        self._latest: Pass | None = None  # in training
+        self._divided = False  # whether the data set divides itself among the ranks
+        self._pass: Pass | None = None  # the pass that is going on
+        self._latest: Pass | None = None  # the last pass in training
         self._resumed: dict[str, Any] | None = None
-        self._quiet = False  # the next pass is to draw nothing when it is opened
+        self._quiet = False  # whether the next pass draws no random numbers when it is opened
 
     def __iter__(self) -> Iterator[Any]:
         training = torch.is_grad_enabled() if self._trains is None else self._trains
         if not self._training.loops.in_thread:
             self._training.loops.catch_up("the next loop over a loader")
         if not training:
-            # It must not disturb the training: neither what comes next there, nor where that is resumed.
+            # An evaluation must not disturb the training: neither what comes next, nor where it is resumed.
             aside = Pass(self.epoch)
             if self._size > 1:
                 aside.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._seed, self.epoch, 1)))
@@ -88,7 +88,7 @@ class Loader:
         now = Pass(self.epoch + 1)
         if self._resumed is not None:
             now, self._resumed = Pass.resume(self._resumed, self._ranks), None
-            self._inner._iterator = None  # processes that persist would go on with what they have
+            self._inner._iterator = None  # persistent processes would go on with old indices
         now.passes = self._training.counts.tally.progress()
         self.epoch = now.plan.epoch
         if self._turns is not None:
@@ -115,7 +115,7 @@ class Loader:
         return 1 if self._deal is not None and not self._is_in_step else self._size
 
     def _find_rounds(self) -> None:
-        """Strategies may be built after their loader."""
+        """Find strategies with timed rounds, which may be built after their loader."""
         if self._turns is None and self._worker.config.size > 1 and timed(self._worker):
             deal = RoundDeal(self._rank, self._size) if self._shares else None
             self._turns = RoundTurns(self._worker, deal, lambda: self.before_next and self.before_next())
@@ -132,7 +132,7 @@ class Loader:
             self._sampler.plan = now.plan
         inner = iter(self._inner)
         if quiet:
-            random.restore()  # what the uninterrupted run drew here, it drew earlier, or not at all
+            random.restore()  # the uninterrupted run drew these numbers earlier, or not at all
         if self._sampler is not None and now.plan.start is None:
             self._sampler.note(now.plan)  # unless data-loader processes have been given indices already
         return inner
@@ -183,7 +183,7 @@ class Loader:
         if self._pass is None:
             self._take_back_a_glance()
             if self._resumed is not None:
-                return self._resumed  # not gone on yet
+                return self._resumed  # the resumed pass has not gone on yet
         now = self._pass
         start = now.plan.start if now is not None else self._sampler.begin() if self._sampler is not None else None
         batches, samples, taken = now.trained_place if now is not None else (0, 0, 0)
@@ -222,7 +222,7 @@ class Loader:
         self._latest, self._quiet = None, state["persists"]
         if self._deal is not None and (self._worker.config.rank == 0 or isinstance(self._deal, RoundDeal)):
             epoch = self.epoch + 1 if state["open"] else self.epoch
-            self._deal.restore({"epoch": epoch, "next": 0, "again": []})  # of what is left
+            self._deal.restore({"epoch": epoch, "next": 0, "again": []})  # numbers of the batches that are left
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
 
@@ -236,11 +236,11 @@ class Loader:
         if training and levels and (self.local or self._stream is not None):
             items = level(worker.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
-            now.random = self._training.restore_random()  # whatever was drawn since the resumption
+            now.random = self._training.restore_random()  # undoes all draws since the resumption
         items = now.watched(items, training=training)
         if loop is not None:
             self._prepare(now, loop)
-        ahead = loop is not None and loop.in_thread  # by one batch, so that the last one is known as such
+        ahead = loop is not None and loop.in_thread  # reads one batch ahead, so that the last one is known as such
         following = next(items, None) if ahead else None
         try:
             while True:
@@ -254,7 +254,7 @@ class Loader:
                 everywhere = counts.everywhere or counts.here
                 now.add(counts, everywhere)
                 if counts.here == 0 and (loop is None or (self._turns is not None and not self._is_in_step)):
-                    continue  # a repeated one, with which nobody needs to be kept in step
+                    continue  # a repeated batch, which an evaluation does not need
                 if loop is not None:
                     begin = functools.partial(self._begin_step, now, counts, everywhere, [])
                     self._training.loops.give(loop, Batch(batch, counts.here, now.place, begin))
@@ -263,7 +263,7 @@ class Loader:
                 yield batch
             if loop is not None and not (ahead and now.batches):
                 self._training.loops.end(loop, functools.partial(self._finish, now, loop))
-        except GeneratorExit:  # its last batch may still be at work, as in next(iter(loader)); or something has raised
+        except GeneratorExit:  # the last batch may still be at work, as in next(iter(loader)), or an error came
             now.was_left = True
             if loop is not None and not worker.has_left:
                 self._leave(now, loop, on_purpose=on_purpose(sys._getframe().f_back))
@@ -289,7 +289,7 @@ class Loader:
             if self._deal is not None:
                 self._training.counts.samples += now.complete(self.pass_samples)
         self._training.loops.finish(loop, alone=self._worker.client is not None)
-        self._worker.teller.tell_again()  # now that its last step is done
+        self._worker.teller.tell_again()  # now that the last step of the pass is done
         self._training.end_loop(self)
         if self._pass is now:
             self._pass = None
@@ -303,7 +303,7 @@ class Loader:
             later = turns.leave
         elif isinstance(turns, RoundTurns):
             turns.take_back()
-        elif turns is not None:  # before others are waited for, who may wait for what this one holds
+        elif turns is not None:  # before waiting for others, which may wait for this worker's batches
             turns.leave(now.plan.counts, was_left=True)
         self._training.leave_loop(self)
         self._worker.teller.tell_again()
@@ -313,7 +313,7 @@ class Loader:
             self._training.loops.forget(loop)
 
     def _begin_step(self, now: Pass, counts: Counts, everywhere: int, begun: list[bool]) -> float:
-        """A training loop works on a batch, for the first time or again; how much it weighs."""
+        """A training loop works on a batch, for the first time or again; returns how much the batch weighs."""
         worker, is_first = self._worker, not begun
         begun.append(True)
         self._training.weights.leave_no_trace()
@@ -341,7 +341,7 @@ class Loader:
         return self.weight
 
     def _end_step(self) -> None:
-        """The script is done with what it was given, as far as it has trained on it."""
+        """The script is done with the batches that it was given, as far as it has trained on them."""
         self._training.weights.leave_no_trace()
         if self._turns is not None:
             self._turns.end_step()
@@ -360,7 +360,7 @@ class Loader:
                 skip -= 1
             else:
                 yield item
-        waits = loop is not None and loop.waits  # then others get what there is still to be had
+        waits = loop is not None and loop.waits  # then other workers get the batches that are left
         if self._pass is now and self._turns is not None and not waits and self._turns.await_more():
             self._quiet = True
             yield from self._read(now, self._open(now), loop)

@@ -1,4 +1,4 @@
-"""What is looked at in the loader that a script gives to ``distribute``."""
+"""Inspects the loader that a script gives to ``distribute``: its counts, generators and samplers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hocket.job.loader.sharding import batches, show_own_dataset
 
 
 def check(loader: DataLoader[Any]) -> None:
-    """Raise if it cannot be divided."""
+    """Raise if ``loader`` cannot be divided among workers."""
     if not isinstance(loader, DataLoader):
         raise UsageError(f"distribute() takes a torch DataLoader, not {type(loader).__name__}")
     if isinstance(loader.sampler, DistributedSampler):
@@ -79,7 +79,7 @@ def count_batches(loader: DataLoader[Any], indices: Any, size: int, local_to: Co
 
 
 def find_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """The generators that its samplers draw from, each once."""
+    """The generators that the loader's samplers draw from, each once."""
     batch_sampler = loader.batch_sampler
     found = [
         loader.generator,
@@ -101,7 +101,7 @@ def seed_processes(
 
 
 def share_generators(communicator: Communicator, generators: list[torch.Generator]) -> None:
-    """Give them the states that they have on rank 0; collective."""
+    """Give ``generators`` the states that they have on rank 0; collective."""
     for generator in generators:
         state = generator.get_state()
         communicator.broadcast(state, 0)

@@ -30,7 +30,7 @@ class Rest:
         self.spans = tuple(spans)
 
     def pick(self, items: Iterator[T]) -> Iterator[T]:
-        """Those of all items of an epoch that are left."""
+        """The items of an epoch that are left."""
         at = 0
         for start, stop in self.spans:
             next(islice(items, start - at, start - at), None)
@@ -38,11 +38,11 @@ class Rest:
             at = stop or start
 
     def count(self, total: int) -> int:
-        """How many are left if the epoch has ``total``."""
+        """How many items are left if the epoch has ``total``."""
         return sum(max(0, min(total, total if stop is None else stop) - start) for start, stop in self.spans)
 
     def place(self, index: int) -> int:
-        """Where the ``index``-th of those that are left is in the order."""
+        """The place in the order of the ``index``-th item that is left."""
         for start, stop in self.spans:
             if stop is None or index < stop - start:
                 return start + index
@@ -50,7 +50,7 @@ class Rest:
         raise IndexError(index)
 
     def only(self, kept: Iterable[Span]) -> Rest:
-        """Only some of what is left, in numbers of these: ascending, the last one to the end."""
+        """A part of the rest, given as spans of the items that are left: ascending, the last one to the end."""
         found: list[Span] = []
         for first, last in kept:
             before = 0
@@ -76,10 +76,10 @@ class BatchSource(Protocol):
     """Says which batch of an epoch is this rank's next."""
 
     def take(self, epoch: int, total: int | None) -> int | None:
-        """Its number, or None if there is none to be had now; ``total`` is how many there are, if that is known."""
+        """The number of the next batch, or None if there is none now; ``total`` is how many there are, if known."""
 
     def end(self, total: int) -> None:
-        """There are only so many."""
+        """The epoch has only ``total`` batches."""
 
 
 class Counts(NamedTuple):
@@ -87,24 +87,24 @@ class Counts(NamedTuple):
 
     here: int  # samples on this rank
     everywhere: int  # samples on all ranks; 0 if only this rank's are known
-    taken: int  # how much of the source all ranks together have taken with it, in this epoch
+    taken: int  # items of the source that all ranks have taken in this epoch, with this batch
 
 
 @dataclass
 class Start:
     """How the source of a pass began, from which its order follows."""
 
-    random: RandomState | None  # None: it has not begun
+    random: RandomState | None  # None if the pass has not begun
     generators: list[torch.Tensor]
-    sampler: Any  # its state_dict, if it has one
+    sampler: Any  # the state_dict of the sampler, if it has one
 
     def as_data(self) -> list[Any]:
-        """The same as plain data with tensors."""
+        """The start as plain data with tensors."""
         return [self.random.as_data() if self.random is not None else None, self.generators, self.sampler]
 
     @staticmethod
     def from_data(data: list[Any]) -> Start:
-        """What ``as_data`` gave."""
+        """The start that ``as_data`` gave."""
         random, generators, sampler = data
         return Start(RandomState.from_data(random) if random is not None else None, generators, sampler)
 
@@ -114,31 +114,31 @@ class Plan:
     """One pass over the data: where it starts, and what is noted for each batch."""
 
     epoch: int
-    taken: int = 0  # of a stream, in an earlier run: it is passed over
-    rest: Rest = field(default_factory=Rest)  # of the indices, after an earlier run
-    start: Start | None = None  # how it began
+    taken: int = 0  # items of a stream that an earlier run took, and that are passed over
+    rest: Rest = field(default_factory=Rest)  # indices that an earlier run has left
+    start: Start | None = None  # how the pass began
     is_resumed: bool = False
-    has_begun: bool = False  # somebody has read the source, who may read it again
+    has_begun: bool = False  # whether the source has been read; it may be read again
     random: SharedRandom | None = None  # what the source draws from, if not from what it usually does
     first: int | None = None  # a checksum of the first global batch of a sampler that is not PyTorch's
     deal: BatchSource | None = None  # the queue from which batches are taken, if there is one
-    in_step: bool = False  # what is taken there is a rank's share of a global batch
+    in_step: bool = False  # whether the queue deals out shares of global batches
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()
 
 
 class Pass:
-    """What a loader knows of it."""
+    """What a loader knows of one pass over its data."""
 
     def __init__(self, epoch: int) -> None:
         self.plan = Plan(epoch)
         self.batches, self.samples, self.taken = self._origin = 0, 0, 0
         self.is_divided = False
-        self.passes = 0  # how much had been trained when it began
-        self.was_left = False  # before its end
-        self.loop: Loop | None = None  # of the script, in training
-        self.origin: dict[str, Any] | None = None  # where it was resumed, and the random numbers then
+        self.passes = 0  # the worker's progress when the pass began
+        self.was_left = False  # whether the script left the pass before its end
+        self.loop: Loop | None = None  # the script's loop, in training
+        self.origin: dict[str, Any] | None = None  # where the pass was resumed, and the random numbers then
         self.random: RandomState | None = None
 
     @classmethod
@@ -164,11 +164,11 @@ class Pass:
 
     @property
     def samples_before(self) -> int:
-        """Samples that there had been when the pass was resumed."""
+        """Samples of the pass before it was resumed."""
         return self._origin[1]
 
     def complete(self, whole: int | None) -> int:
-        """All of the data has been trained on, by whichever rank: how many samples more that is than was known.
+        """All of the data has been trained on, by whichever rank; returns how many samples were not known of.
 
         Args:
             whole: Samples of a pass, if that is known.
@@ -179,12 +179,12 @@ class Pass:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """How far it is: batches and samples, and what was taken of the source."""
+        """How far the pass is: batches and samples, and items taken of the source."""
         return self.batches, self.samples, self.taken
 
     @property
     def trained_place(self) -> tuple[int, int, int]:
-        """The same, without what the script has asked for ahead of time."""
+        """How far the pass is, without batches that the script has asked for ahead of time."""
         loop = self.loop
         if loop is None or not loop.is_ahead:
             return self.place
@@ -192,7 +192,7 @@ class Pass:
         return place or self._origin
 
     def watched(self, items: Iterator[Item], *, training: bool) -> Iterator[Item]:
-        """The same items; a timeline, if there is one, is told how long each took to come, and how long it was used."""
+        """The same items; tells a timeline, if there is one, how long each took to come, and how long it was used."""
         return self._watch(items, training=training) if spans.are_kept() else items
 
     def _watch(self, items: Iterator[Item], *, training: bool) -> Iterator[Item]:

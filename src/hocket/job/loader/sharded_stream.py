@@ -1,8 +1,8 @@
 """Data without indices: which part of a stream belongs to which process of which rank.
 
 A data set that asks ``get_worker_info()`` divides itself: it is told a number of its own in every process of every
-rank, and each rank then has a stream of its own length. Of any other, every process reads the whole stream and
-keeps its part of every global batch, exactly as for data sets with indices.
+rank, and each rank then has a stream of its own length. For any other data set, every process reads the whole stream
+and keeps its part of every global batch, exactly as for data sets with indices.
 
 Where the length differs, ranks tell each other in every step how many samples they have. A rank whose data has ended
 goes on with a batch that it has had before, with weight 0, until the data of all has ended; so everyone takes the same
@@ -92,7 +92,7 @@ class ShardedStream(IterableDataset[Any]):
 
 
 def as_it_is(item: Any) -> Any:
-    """What comes from the stream is collated already."""
+    """Return an item as it is: what comes from the stream is collated already."""
     return item
 
 
@@ -120,7 +120,7 @@ class _Place:
 
 
 class _Watched:
-    """Reads a data set that believes in its place while it is read."""
+    """Reads a data set, and shows it its ``_Place`` while it is read."""
 
     def __init__(self, dataset: IterableDataset[Any], place: _Place, random: SharedRandom) -> None:
         self._place, self.random = place, random
@@ -183,7 +183,7 @@ def level(communicator: Communicator, items: Iterator[Item], is_uneven: Callable
 
 
 def _lend(communicator: Communicator, spare: Any, lender: int) -> Any:
-    """For ranks that never had a batch: one of rank ``lender``'s."""
+    """Give ranks that never had a batch one of rank ``lender``'s; collective."""
     tensors: dict[str, torch.Tensor] = {}
     described = b""
     if communicator.rank == lender:

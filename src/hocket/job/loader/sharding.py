@@ -21,7 +21,7 @@ from hocket.job.randomness import OwnRandom, SharedRandom, mix, reseed
 
 T = TypeVar("T")
 
-AHEAD = 64  # steps
+AHEAD = 64  # steps for which indices are read ahead
 
 
 class SeededIndices(NamedTuple):
@@ -89,7 +89,7 @@ class ShardedIndices(Sampler[Any]):
         source: Yields indices, of which ``batch_size`` make a batch, or ready batches if that is None.
         random: What the source draws from.
         generators: Generators that the source draws from, too.
-        seed: If there are data-loader processes: of the random numbers there.
+        seed: The seed of the random numbers in data-loader processes, if there are any.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ShardedIndices(Sampler[Any]):
     def _deal(self, plan: Plan, dealer: BatchSource) -> Iterator[Any]:
         """The batches that this worker takes from the queue that all workers share.
 
-        A slow worker takes fewer, and what a lost one held is dealt again. Only numbers travel: every worker knows the
+        A slow worker takes fewer; batches of a lost one are dealt again. Only numbers travel: every worker knows the
         order of the samples. Where workers are in step, a number stands for one rank's share of a global batch; else
         for a batch of one worker.
         """
@@ -140,7 +140,7 @@ class ShardedIndices(Sampler[Any]):
         total = None if left is None else batches(left, whole, self._drop_last) * each
         while (number := dealer.take(plan.epoch, total)) is not None:
             which, rank = divmod(number, each)
-            if which < at - 1:  # somebody else had it, who is lost
+            if which < at - 1:  # a worker that is lost had it before
                 order, at = self._in_order(plan, whole), 0
             if which >= at:
                 batch, at = next(islice(order, which - at, None), []), which + 1
@@ -152,7 +152,7 @@ class ShardedIndices(Sampler[Any]):
             pass
 
     def _give(self, plan: Plan, batch: list[Any], first: int, rank: int, size: int, taken: int) -> Any:
-        """The share of a rank in a batch of ``size`` ranks; noted is what it counts, and how much was ``taken``.
+        """The share of a rank in a batch of ``size`` ranks; notes how much it counts, and how much was ``taken``.
 
         ``first`` is how many samples come before the batch, of those that were left.
         """
@@ -172,8 +172,8 @@ class ShardedIndices(Sampler[Any]):
     def _in_order(self, plan: Plan, whole: int) -> Iterator[list[Any]]:
         """What is left of the epoch, ``whole`` samples at a time; drawn with the random state that all share.
 
-        To put that in place takes longer than many indices, so PyTorch's samplers, which nothing during an epoch
-        influences, are read ahead.
+        To put the random state in place takes longer than many indices, so PyTorch's samplers, which nothing during an
+        epoch influences, are read ahead.
         """
         fresh, random = not plan.has_begun, self._begin(plan)
         ahead = AHEAD if is_of_torch(self._source) else 1
@@ -201,14 +201,14 @@ class ShardedIndices(Sampler[Any]):
         plan.start.random = (plan.random or self._random).capture()
 
     def restore(self, start: Start) -> None:
-        """Have the next pass begin as another one did, or would have."""
+        """Have the next pass begin as an earlier one did, or would have."""
         for generator, state in zip(self._generators, start.generators, strict=False):
             generator.set_state(state)
         if start.sampler is not None:
             self._source.load_state_dict(start.sampler)  # type: ignore[attr-defined]
 
     def _begin(self, plan: Plan) -> SharedRandom | OwnRandom:
-        """Note how this pass begins, or begin as it did before, or in an earlier run."""
+        """Note how this pass begins, or begin it as it began before, perhaps in an earlier run."""
         is_new, plan.has_begun = not plan.is_resumed and not plan.has_begun, True
         if is_new:
             self.note(plan)
@@ -220,7 +220,7 @@ class ShardedIndices(Sampler[Any]):
     def rest(self, plan: Plan, state: dict[str, Any]) -> Rest:
         """What is left of a pass, from the state of its queue: numbers from ``next`` on, and some before."""
         if state["epoch"] != plan.epoch:
-            return plan.rest  # nobody has taken any yet
+            return plan.rest  # no batch was taken yet
         each, whole = self._units(plan)
         left = self._left(plan)
 

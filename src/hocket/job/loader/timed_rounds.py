@@ -1,7 +1,7 @@
 """Batches for rounds that last seconds: every worker takes as many as it can, and no server is needed to deal them out.
 
-All ranks know the same list of batches that are left, and who takes which: in turns, more often those who were faster
-in the round before. At the end of a round they tell each other how many they have taken, and the others are left.
+All ranks know the same list of batches that are left, and which rank takes which: in turns, faster ranks more often. At
+the end of a round they tell each other how many batches they have taken; the others are left.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class RoundDeal:
     """The batches of an epoch, as all ranks see them alike.
 
     Attributes:
-        drawn: How many this rank has taken in this round.
-        total: How many the epoch has.
+        drawn: How many batches this rank has taken in this round.
+        total: How many batches the epoch has.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._epoch, self.total = 0, 0
-        self._next, self._again = 0, deque[int]()  # left are those from ``next`` on, and these before
-        self._held: list[list[int]] = [[] for _ in range(size)]  # taken, and not done yet, by rank
+        self._next, self._again = 0, deque[int]()  # batches from ``_next`` on are left, and those in ``_again``
+        self._held: list[list[int]] = [[] for _ in range(size)]  # batches taken and not done yet, by rank
         self._begin_round([1] * size)
 
     def _begin_round(self, shares: list[int]) -> None:
         self._shares, self._credit = shares, [0] * self._size
-        self._order: list[list[int]] = [[] for _ in range(self._size)]  # for each rank, as far as anybody asked
+        self._order: list[list[int]] = [[] for _ in range(self._size)]  # batches dealt to each rank so far
         self._ahead, self._left = self._next, deque(self._again)
         self.drawn = 0
 
@@ -60,11 +60,11 @@ class RoundDeal:
         return mine[self.drawn - 1]
 
     def end(self, total: int) -> None:
-        """There are only so many batches."""
+        """The epoch has only ``total`` batches."""
         self.total = min(self.total, total)
 
     def _deal_one(self) -> bool:
-        """The next batch that is left goes to whoever's turn it is."""
+        """Deal the next batch that is left to the rank whose turn it is."""
         if self._left:
             number = self._left.popleft()
         elif self._ahead < self.total:
@@ -78,7 +78,7 @@ class RoundDeal:
         return True
 
     def end_round(self, rows: list[list[int]]) -> bool:
-        """What all ranks say: batches taken, batches of these not done, and whether the rank has left the loop.
+        """Take what all ranks say: batches taken, which of them are not done, and whether the rank has left the loop.
 
         Returns:
             Whether the epoch is over.
@@ -106,7 +106,7 @@ class RoundDeal:
         return {"epoch": self._epoch, "next": self._next, "again": sorted([*self._again, *held])}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there; nobody holds anything."""
+        """Go on from what ``state`` gave; nobody holds anything."""
         self._epoch, self._next, self._again = state["epoch"], state["next"], deque(state["again"])
         self._held = [[] for _ in range(self._size)]
         self._begin_round([1] * self._size)
@@ -117,7 +117,7 @@ class RoundTurns:
 
     Attributes:
         deal: The batches; None if every rank has data of its own.
-        after_round: Called at the end of each round, when a loop is waiting for it.
+        after_round: Called at the end of each round, while a loop waits for it.
     """
 
     def __init__(self, worker: Worker, deal: RoundDeal | None, after_round: Callable[[], None]) -> None:
@@ -126,10 +126,10 @@ class RoundTurns:
         self._begun, self._over = 0.0, False
         self._number = worker.training.loaders
         self._plan = Plan(0)
-        self._origin: dict[str, Any] = {}  # what was left when the pass began
-        self._factor = 1.0  # batches of all on the average for each of this rank's, in the last round
-        self._batches = self._samples = 0  # of this rank, in this round
-        self._everyone = 0  # batches of all ranks, in the rounds before
+        self._origin: dict[str, Any] = {}  # the batches that were left when the pass began
+        self._factor = 1.0  # the average batches of a rank, divided by this rank's, in the last round
+        self._batches = self._samples = 0  # batches and samples of this rank in this round
+        self._everyone = 0  # batches of all ranks in the rounds before
 
     @property
     def _strategies(self) -> list[TimedLocalSGD]:
@@ -143,7 +143,7 @@ class RoundTurns:
         self._batches = self._samples = self._everyone = 0
 
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
-        """The loop gets a batch; how many batches and samples there have been, as far as this rank knows."""
+        """The loop gets a batch; returns how many batches and samples there have been, as far as this rank knows."""
         self._batches += 1
         self._samples += counts.here
         self._worker.training.begin_batch(BatchAtWork(counts.here))
@@ -162,7 +162,7 @@ class RoundTurns:
             self._end_round(is_out=False)
             self.after_round()
             if not self._over and self.deal is not None:
-                return True  # or it asks again
+                return True  # if not, the loop asks again
         return False
 
     def leave(self) -> None:
@@ -172,7 +172,7 @@ class RoundTurns:
             self.after_round()
 
     def take_back(self) -> None:
-        """It was a glance at the data: the batches that it has taken are as if they had not been."""
+        """The loop was a glance at the data: its batches count as not taken."""
         if self.deal is not None:
             self.deal.restore(self._origin)
 

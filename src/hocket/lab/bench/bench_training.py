@@ -98,8 +98,8 @@ class BenchTraining:
     Args:
         model: A name in ``MODELS``.
         optimizer: A name in ``OPTIMIZERS``.
-        strategy: Of Hocket; ``ddp`` is PyTorch's DistributedDataParallel; empty is neither.
-        device: Where all of it is.
+        strategy: A strategy of Hocket, ``ddp`` for PyTorch's DistributedDataParallel, or empty for neither.
+        device: The device of model and batch.
     """
 
     def __init__(self, model: str, optimizer: str, strategy: str, device: str = "cpu") -> None:

@@ -37,17 +37,17 @@ _NOT_PASSED_ON = ("checkpoint", "strategy", "servers", "seed", "timeline", "run-
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a user wants to be compared, after a look at it.
+    """What a user wants to be compared, after it was checked.
 
     Attributes:
         command: The script, or ``-m`` and the module, and its arguments.
-        names: Of the strategies; None is what fits.
+        names: The names of the strategies; None for all that fit.
         workers: Numbers of workers.
-        servers: For strategies that need them.
-        rig: How many hosts to make; 0 is none.
-        hosts: Real ones, as given.
-        rate: Of the links of the rig.
-        threads: Of every worker; None is as hocket run does it.
+        servers: How many servers there are, for strategies that need them.
+        rig: How many hosts of a rig to make; 0 for no rig.
+        hosts: Real hosts, as the user has given them.
+        rate: The rate of the links of the rig.
+        threads: Threads of every worker; None for the default of ``hocket run``.
     """
 
     command: tuple[str, ...]

@@ -55,7 +55,7 @@ class ComparisonFolder:
         return any(entry.good for entry in self.earlier.entries) and not self._has_report()
 
     def _has_report(self) -> bool:
-        """Of these results: it is made after they are written."""
+        """Whether there is a report of these results, which is made after they are written."""
         try:
             return (self.folder / REPORT).stat().st_mtime_ns >= (self.folder / RESULTS).stat().st_mtime_ns
         except OSError:

@@ -40,10 +40,10 @@ class TimeLeft:
 
 
 class PlainDisplay:
-    """Lines on stderr.
+    """Shows a comparison as lines on stderr.
 
     Attributes:
-        estimate: Of what is left.
+        estimate: Estimates the time that is left.
     """
 
     def __init__(self) -> None:

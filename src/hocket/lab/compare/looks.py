@@ -49,7 +49,7 @@ _DASHES: list[tuple[float, ...]] = [(), (5, 1.5), (1.5, 1.2), (6, 1.5, 1.5, 1.5)
 
 @dataclass(frozen=True)
 class Look:
-    """Of one strategy: the name of its tone, the marker, the dashes (none: no gaps), and the pattern of its bars."""
+    """How one strategy is drawn: the name of its tone, marker, dashes (none: no gaps), and the pattern of its bars."""
 
     tone: str
     marker: str

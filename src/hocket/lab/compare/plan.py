@@ -68,7 +68,7 @@ def missing(planned: Sequence[Planned], results: Iterable[Result]) -> list[Plann
 
 
 def key_of(result: Result) -> tuple[str, int, int]:
-    """Of the planned run that it is the result of."""
+    """The key of the planned run that ``result`` belongs to."""
     return result.strategy, result.workers, result.repeat
 
 

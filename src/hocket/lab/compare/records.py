@@ -22,10 +22,10 @@ def result(planned: Planned, folder: Path, wish: Wish | None, failure: str) -> R
     """What the record in ``folder`` says of a run that has ended.
 
     Args:
-        planned: Which it was.
-        folder: Of its record.
-        wish: What was to be reached.
-        failure: Why it failed, in a line; empty if it did not.
+        planned: The run as it was planned.
+        folder: The folder of the run's record.
+        wish: The target that was to be reached.
+        failure: Why the run failed, in a line; empty if it did not.
     """
     run, found = reader.read(folder), reader.read_curves(folder)
     began = found.began or found.first or run.fact("run", "started") or 0.0
@@ -104,7 +104,7 @@ def _sent(run: RecordedRun, first: int | None = None, workers: int = 1) -> int:
 
 
 def shares(run: RecordedRun, seconds: float) -> dict[str, float]:
-    """Of the training time, over all ranks: since each had its first batch."""
+    """How the training time of all ranks, each since its first batch, is shared out."""
     began = run.facts.get("began", {})
     if not began or seconds <= 0:
         return {}

@@ -54,13 +54,13 @@ class Result:
         failure: Why it failed, in one line; empty if it did not.
         seconds: From the beginning of training to its end.
         start_up: Seconds before that.
-        samples: That all workers have seen until the target, if it was reached; so are ``speed`` and ``sent``.
-        speed: Samples a second, of all workers; None where the script has no training loop of ours.
+        samples: Samples of all workers until the target, if it was reached; ``speed`` and ``sent`` are until then, too.
+        speed: Samples a second, of all workers; None where the script has no loop over a Hocket loader.
         pass_samples: Samples of one pass over the data, if that is known.
-        shares: Of the whole training time, over all workers: ``compute``, ``communication`` and ``waiting``, together
+        shares: Shares of the training time of all workers: ``compute``, ``communication`` and ``waiting``, together
             1; empty where nothing is known.
         sent: Bytes that all workers have handed to exchanges.
-        staleness: How often it was which, of pushes to servers.
+        staleness: How many pushes to servers had which staleness.
         curves: What the script has reported, by name, in order.
         reached: Where the target was reached, if there is one and it was.
         gradients: What was measured of gradients by the way: ``noise scale``, ``diversity``, ``says`` …
@@ -101,7 +101,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of the repeats: the median, the lowest and the highest."""
+    """The median, the lowest and the highest value of the repeats."""
 
     median: float
     lowest: float
@@ -109,12 +109,12 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float | None]) -> Spread | None:
-        """Of those that are known; None if none is."""
+        """The spread of the known values; None if no value is known."""
         known = [value for value in values if value is not None]
         return Spread(statistics.median(known), min(known), max(known)) if known else None
 
     def over(self, unit: float) -> Spread:
-        """The same in another unit."""
+        """The spread in another unit."""
         return Spread(self.median / unit, self.lowest / unit, self.highest / unit)
 
 
@@ -157,25 +157,25 @@ class Contender:
 
     @property
     def reached(self) -> list[Result]:
-        """Those that reached the target, the fastest first."""
+        """The runs that reached the target, the fastest first."""
         return sorted((r for r in self.good if r.reached), key=lambda r: r.reached.seconds if r.reached else 0)
 
     @property
     def passes(self) -> float | None:
-        """Passes over the data until the target, of the run in the middle (or the two) by time to it."""
+        """Passes over the data until the target, in the run (or two runs) with the median time to it."""
         runs = self.reached
         known = [run.passes for run in runs[(len(runs) - 1) // 2 : len(runs) // 2 + 1] if run.passes]
         return statistics.fmean(known) if known else None
 
     @property
     def seconds_per_pass(self) -> float | None:
-        """Of the same: times ``passes`` it is the median time to the target."""
+        """Seconds of a pass over the data: times ``passes``, the median time to the target."""
         time, passes = self.time_to_target, self.passes
         return time.median / passes if time and passes else None
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the training time, the mean over the repeats that know it."""
+        """Shares of the training time, as means over the repeats that know them."""
         known = [result.shares for result in self.good if result.shares]
         names = list(dict.fromkeys(name for shares in known for name in shares))
         return {name: statistics.fmean(shares.get(name, 0.0) for shares in known) for name in names}

@@ -34,7 +34,7 @@ class Scaling:
 
 
 def scalings(comparison: Comparison) -> list[Scaling]:
-    """Of samples a second; of each strategy that ran on two worker counts or more besides one worker."""
+    """The scaling of samples a second, for strategies that ran on two worker counts or more besides one worker."""
     baseline = comparison.baseline.speed if comparison.baseline else None
     found = []
     for strategy in dict.fromkeys(entry.strategy for entry in comparison.entries if entry.workers > 1):

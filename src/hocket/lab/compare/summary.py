@@ -18,10 +18,10 @@ class TableColumn:
     """One column of a table.
 
     Attributes:
-        title: Above it.
-        text: Of a contender, in one line or two.
-        about: What it means.
-        is_text: Whether it stands at the left, as names do.
+        title: The title above the column.
+        text: Gives the text for a contender, in one line or two.
+        about: What the column means.
+        is_text: Whether the text is aligned to the left, as names are.
         weight: Where there is no room for all columns, those that weigh least are left out first.
     """
 

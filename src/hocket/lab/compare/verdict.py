@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from hocket.lab.compare import amounts, summary, target
 from hocket.lab.compare.results import Comparison, Contender, Goal, Result, Spread
 
-_EQUAL = 0.005  # what differs by less of itself is the same
+_EQUAL = 0.005  # relative difference below which values count as equal
 
 
 @dataclass(frozen=True)
 class Measure:
-    """By what strategies are compared.
+    """A measure by which strategies are compared.
 
     Attributes:
-        value: Of the repeats; None where it is not known.
-        text: A value with its unit.
+        value: Gives a contender's spread over its repeats; None where it is not known.
+        text: Writes a value with its unit.
         rises: Whether more is better.
-        did: ``took``, ``made``.
+        did: The verb for a value: ``took`` or ``made``.
     """
 
     value: Callable[[Contender], Spread | None]
@@ -29,12 +29,12 @@ class Measure:
     did: str
 
     def times(self, own: Spread, other: Spread) -> float:
-        """How many times as fast ``own`` is."""
+        """How many times as good as ``other`` ``own`` is."""
         better, worse = (own, other) if self.rises else (other, own)
         return better.median / worse.median if worse.median else math.inf
 
     def best(self, entries: list[Contender]) -> Contender | None:
-        """Of those of which it is known."""
+        """The best of the contenders whose value is known."""
         known = [(spread.median, entry) for entry in entries if (spread := self.value(entry))]
         return (max if self.rises else min)(known, key=lambda pair: pair[0])[1] if known else None
 
@@ -60,7 +60,7 @@ def called(entry: Contender) -> str:
 
 
 def winner(comparison: Comparison) -> Contender | None:
-    """Of all but the baseline; what reached the target in each repeat comes before what did so now and then."""
+    """The best but the baseline; contenders that reached the target in every repeat come before all others."""
     others = [entry for entry in comparison.entries if entry.workers > 1]
     if comparison.target is None:
         return _measure(comparison).best(others)

@@ -25,10 +25,10 @@ class HostPair:
 
     Attributes:
         first: The host that asked, by name.
-        second: The one that answered.
-        address: Of the second, as the first reaches it.
-        median: Seconds of a small round trip.
-        p90: Seconds that 90 % of them take at most.
+        second: The host that answered, by name.
+        address: The address at which the first host reaches the second.
+        median: Median seconds of a small round trip.
+        p90: Seconds that 90 % of round trips take at most.
         there: Bytes per second from the first to the second.
         back: Bytes per second from the second to the first.
     """

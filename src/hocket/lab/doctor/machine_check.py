@@ -181,7 +181,7 @@ def _files() -> Finding:
 
 
 def _tasks() -> Finding:
-    """Of a user, and in the control group of a container; threads count too."""
+    """How many processes and threads a user, and the control group of a container, may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     seen = f"{_number(soft)} for this user"
     group = [_first_number(f"/sys/fs/cgroup/pids.{name}") for name in ("max", "current")]
