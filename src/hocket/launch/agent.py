@@ -66,7 +66,7 @@ class _Agent:
         self._secret, self._number = b"", 0
         self._base = config.environment()
         self._base.pop("PYTHONSAFEPATH", None)  # was meant for the agent
-        self._told: set[CrewMember] = set()  # of whose end the launcher knows
+        self._told: set[CrewMember] = set()  # processes whose end the launcher knows
         self._heard = self._pinged = time.monotonic()
         self._is_over = False
         self._selector = selectors.DefaultSelector()
@@ -90,7 +90,7 @@ class _Agent:
         }
 
     def serve(self) -> None:
-        """Until the launcher says that all is over, or is gone."""
+        """Work until the launcher says that all is over, or is gone."""
         while not self._is_over:
             self._pump()
             try:
@@ -230,7 +230,7 @@ class _Reaching:
         self._reserved: list[socket.socket] = []
 
     def addresses(self, interface: str | None) -> dict[str, Any]:
-        """Where this host can perhaps be reached."""
+        """The addresses at which this host can perhaps be reached."""
         assert self._listener is not None
         known = list(dict.fromkeys(name for name, _ in interfaces.addresses()))
         return {"addresses": interfaces.addresses(interface), "interfaces": known, "port": self._listener.port}

@@ -32,11 +32,11 @@ class AgentLink:
 
     Attributes:
         host: The host.
-        number: Its number in the job.
-        hello: What its agent has told of it; empty until it has.
-        clock: By how many seconds its clock is ahead of this one's.
-        monotonic: The same of its monotonic clock, if that was asked for; see ``AgentLinks.compare_clocks``.
-        silent: For how many seconds it has said nothing while it was listened to.
+        number: The number of the host in the job.
+        hello: What the agent has told of its host; empty until it has.
+        clock: Seconds by which the host's clock is ahead of this one's.
+        monotonic: The lead of the host's monotonic clock, if that was asked for; see ``AgentLinks.compare_clocks``.
+        silent: Seconds for which the agent has said nothing while it was listened to.
         words: The last lines that ssh, the shell or the agent wrote to their standard error.
         trouble: Why nothing more comes; empty while all is well.
         is_done: Whether it has said that its part is over.

@@ -61,7 +61,7 @@ class HostPart:
         name: The host as the user wrote it.
         first: The rank of its first worker.
         count: How many workers it has.
-        address: Where the other hosts reach it.
+        address: The address at which other hosts reach this host.
         interface: The network interface of this address.
         master: The address of host 0, which has rank 0 and the coordinator.
         servers: The numbers of the servers on this host.

@@ -170,7 +170,7 @@ def _end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _pass_on(process: subprocess.Popen[bytes], deadline: float | None) -> None:
-    """Until both streams have ended, or the time is over."""
+    """Wait until both streams have ended, or the time is over."""
     rests: dict[int, bytes] = {}
     with selectors.DefaultSelector() as selector:
         for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):

@@ -19,7 +19,7 @@ class Host:
     """A machine of the job.
 
     Attributes:
-        name: As the user wrote it; ssh knows what it means.
+        name: The host as the user wrote it; ssh knows what it means.
         slots: How many workers it may have; None is one per GPU, or where there is none, per core. In
             ``--server-hosts``, how many servers it has; None is its share.
     """
@@ -29,7 +29,7 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine, so that no ssh is needed."""
+        """Whether the host is this machine, so that no ssh is needed."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
 
@@ -39,7 +39,7 @@ class Wishes:
     """What the user says about the hosts.
 
     Attributes:
-        hosts: In the order of their ranks.
+        hosts: The hosts, in the order of their ranks.
         workers: How many of the slots to take; None is all.
         ssh: The ssh command.
         python: The interpreter on other hosts; None is the same path as here.

@@ -37,8 +37,8 @@ class EventListener:
     """Takes everything that the processes of one job tell, and passes it on.
 
     Attributes:
-        screen: Where progress is shown, once there is one.
-        timeline: Where spans are written down, if somebody wants to see them.
+        screen: Shows progress, once there is a screen.
+        timeline: Takes spans, if the user wants a timeline.
     """
 
     def __init__(self, recorder: Recorder | None, timeline: Timeline | None = None) -> None:
@@ -88,13 +88,13 @@ class EventListener:
             self._recorder.take(None, Happening(name, details))
 
     def follow(self, rank: int) -> None:
-        """From now on the progress of ``rank`` is that of the job."""
+        """Take the progress of ``rank`` as that of the job from now on."""
         self._lead = rank
         if self._recorder is not None:
             self._recorder.lead = rank
 
     def tick(self) -> None:
-        """To be called often; once a second, what was heard is written down."""
+        """Write down, once a second, what was heard; to be called often."""
         if self._recorder is not None:
             try:
                 self._recorder.tick()

@@ -50,7 +50,7 @@ class LocalCrew(Crew):
             job: What to start.
             signals: The signals that wake ``read``.
             part: What this host has of a job over several; without it the whole job is here.
-            ports: For TCP; without them some are reserved here.
+            ports: The TCP ports of the job; without them, ports are reserved here.
             base: The environment to begin with, instead of that of this process.
             folder: The working folder of the processes, instead of that of this one.
             stdin: A descriptor for rank 0 to read from, instead of the standard input of this process.

@@ -17,7 +17,7 @@ from typing import Any
 from hocket import __version__, config
 from hocket.errors import UsageError
 
-_FILES = 48  # that a process may have open for itself: torch, shared memory, sockets
+_FILES = 48  # files that a process may have open for itself: torch, shared memory, sockets
 _WORKER_BYTES = 300 << 20  # what an interpreter with PyTorch takes before it has any model
 
 
@@ -136,12 +136,12 @@ def worker_count(text: str, servers: int = 0) -> int:
 
 
 def most_workers(free: int | None) -> int | None:
-    """How many workers so many bytes of free memory are enough for, at least one; None where it is unknown."""
+    """How many workers the free memory is enough for, at least one; None where it is unknown."""
     return None if free is None else max(1, free // _WORKER_BYTES)
 
 
 def too_many(count: int, free: int | None, servers: int = 0) -> str:
-    """What is wrong with so many workers and servers on a host."""
+    """What is wrong with ``count`` workers and ``servers`` servers on a host."""
     more = f" and {servers} server{'s' if servers > 1 else ''}" if servers else ""
     needed = (count + servers) * _WORKER_BYTES / 1e9
     return (
@@ -158,7 +158,7 @@ def _read(path: str) -> str:
 
 
 def _network() -> str:
-    """The same on hosts that share one network stack: names of one machine, say."""
+    """A text that is the same on hosts that share one network stack, such as several names of one machine."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116
     except OSError:

@@ -20,7 +20,7 @@ from hocket.transport import routes
 
 _CONNECT = 30.0  # seconds until an agent has to have said hello
 _ANSWER = 30.0
-_TRY = 4.0  # for all addresses of all hosts at once
+_TRY = 4.0  # seconds to try all addresses of all hosts at once
 _CLOCKS = 30.0
 
 Ask = Callable[[str, str, dict[AgentLink, dict[str, Any]]], dict[AgentLink, dict[str, Any]]]
@@ -35,7 +35,7 @@ class ReadyHosts:
         links: The links to their agents.
         parts: What each host has of the job, in the order of the ranks; hosts without workers come last.
         ports: Reserved on the host at whose address all meet.
-        folder: Where workers and servers start.
+        folder: The folder in which workers and servers start.
         exported: Variables for the environment of all workers.
         warnings: What a user should know, in lines.
     """
@@ -233,7 +233,7 @@ def explore(ask: Ask, links: list[AgentLink], interface: str | None) -> dict[Age
 
     Args:
         ask: Puts questions to agents.
-        links: To those of the hosts.
+        links: The links to the agents of the hosts.
         interface: Look only at the addresses of this one, or of several.
 
     Returns:

@@ -64,8 +64,8 @@ class RemoteCrew(Crew):
             job: What to start.
             links: The agents; closed with this crew.
             parts: What each host has of the job, in the order of the ranks; hosts without workers come last.
-            ports: For TCP, which an agent has reserved.
-            folder: Where all start.
+            ports: The TCP ports that an agent has reserved.
+            folder: The folder in which all processes start.
         """
         self.losses: list[Loss] = []
         self._links, self._parts = links, parts

@@ -38,7 +38,7 @@ class Ending:
 
     @property
     def is_collateral(self) -> bool:
-        """Whether it only failed because another one did."""
+        """Whether the process failed only because another one did."""
         return self.error.startswith(_COLLATERAL)
 
 

@@ -26,7 +26,7 @@ def command(host: Host, ssh: str, python: str | None, exported: Mapping[str, str
     """The command that starts the agent of ``host``.
 
     Args:
-        host: Where; on this machine it needs no ssh.
+        host: The host of the agent; on this machine it needs no ssh.
         ssh: The ssh command with its options, as a shell would read it.
         python: The interpreter on other hosts, if it is not at the same path as here.
         exported: The environment that workers get; of it the agent needs to know where to find Hocket.
@@ -49,9 +49,9 @@ def diagnose(host: Host, words: Sequence[str], status: int | None, python: str) 
     """Why no agent answered, and what to do.
 
     Args:
-        host: Where.
+        host: The host of the agent.
         words: What ssh, the shell or the interpreter wrote.
-        status: With which ssh ended; None if it did not.
+        status: The status with which ssh ended; None if it did not end.
         python: The interpreter that was to be started there.
     """
     text = "\n".join(words)

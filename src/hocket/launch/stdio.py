@@ -18,7 +18,7 @@ class Unwritable(HocketError, OSError):
     It has no number of its own as other errors of the system have: some libraries take a broken pipe for their affair.
 
     Attributes:
-        status: With which the command ends: that of a wrong use, or if the reader has gone that of its signal.
+        status: The status with which the command ends: for a wrong use, or for the signal of a reader that has gone.
     """
 
     def __init__(self, reason: str, *, is_broken_pipe: bool = False) -> None:

@@ -22,7 +22,7 @@ from hocket.observe.recorder import Recorder
 from hocket.observe.timeline import Timeline
 
 _GRACE = 1.0  # seconds between asking workers to end and killing them
-_RETIREMENT = 2.0  # the same for servers when all workers have finished
+_RETIREMENT = 2.0  # seconds that servers have to end when all workers have finished
 _KILL = 3.0  # seconds that killed ones have to be gone; other hosts may not answer
 _TICK = 0.25
 
@@ -85,7 +85,7 @@ class _Supervisor:
         self._survival = _Survival(crew, listener)
 
     def watch(self) -> Outcome:
-        """Until all workers have ended, something has failed, or a signal asks for the end; nobody is left then."""
+        """Watch until all workers have ended, something failed, or a signal asks for the end; then nobody is left."""
         running = list(self._crew.members)
         failures: list[Ending] = []
         absent: list[CrewMember] = []
@@ -128,7 +128,7 @@ class _Supervisor:
         return Replicas.differences([w.replicas for w in told], [w.number for w in told]) if len(told) > 1 else ""
 
     def _find_absent(self, running: list[CrewMember]) -> list[CrewMember]:
-        """Those who have ended well, but without joining the others, if these wait for them."""
+        """The workers that have ended well, but without joining the others, if these wait for them."""
         if not any(worker.stage == "joining" for worker in _workers(running)):
             return []
         return [w for w in self._workers if w.returncode == 0 and w not in running and not w.stage]

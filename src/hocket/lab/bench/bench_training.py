@@ -29,7 +29,7 @@ BATCH = 32
 STEPS = 10  # between two checkpoints, and in one measurement of a timeline
 PERIOD = 64  # batches of a local round
 SLEEP = 4  # times its own step time, by the last worker in every step of ``straggler``
-_STEPS_TOGETHER = 60  # of ``straggler``, where all are in step, and thus all leave at the same one
+_STEPS_TOGETHER = 60  # steps of ``straggler`` where all workers are in step, and leave at the same step
 _WARM = 5  # steps of ``straggler`` before the clock runs
 
 Row = dict[str, Any]

@@ -29,7 +29,7 @@ class ComparisonFolder:
     """A folder that this process alone writes to, until it ends.
 
     Attributes:
-        folder: Where it is.
+        folder: The folder of the comparison.
         earlier: What was found there.
     """
 

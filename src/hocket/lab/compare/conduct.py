@@ -31,7 +31,7 @@ class Conduct:
     """One comparison.
 
     Attributes:
-        results: Those that there are, good or not, by their key.
+        results: The results so far, good or not, by their key.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class PlainDisplay:
         """How far it is."""
 
     def end(self, result: Result, target: Goal | None) -> None:
-        """It has ended."""
+        """A run has ended."""
         left = self.estimate.left(self._runs[1:])
         rest = f"; about {clock(left)} left" if left is not None and left >= 1 else ""
         self.say(f"hocket: {self._head}: {summary(result, target)}{rest}")

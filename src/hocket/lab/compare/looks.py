@@ -81,7 +81,7 @@ class Looks:
         return BASELINE if entry.workers == 1 else self._looks[entry.strategy]
 
     def of_strategy(self, strategy: str) -> Look:
-        """On more than one worker."""
+        """The look of a strategy on more than one worker."""
         return self._looks[strategy]
 
 

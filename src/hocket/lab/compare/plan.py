@@ -25,7 +25,7 @@ class Way:
     """One strategy on so many workers.
 
     Attributes:
-        strategy: As it was given.
+        strategy: The strategy, as the user wrote it.
         workers: How many.
         servers: How many processes beside them.
     """
@@ -36,7 +36,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """As in the table."""
+        """The name of the run, as in the table."""
         return Contender(self.strategy, self.workers, ()).name
 
 
@@ -52,7 +52,7 @@ class Planned:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """By which its result is found."""
+        """The key by which the run's result is found."""
         return self.way.strategy, self.way.workers, self.repeat
 
 
@@ -62,7 +62,7 @@ def order(ways: Iterable[Way], repeats: int) -> list[Planned]:
 
 
 def missing(planned: Sequence[Planned], results: Iterable[Result]) -> list[Planned]:
-    """Those that have no good result."""
+    """The planned runs that have no good result."""
     good = {key_of(result) for result in results if not result.failure}
     return [run for run in planned if run.key not in good]
 
@@ -85,7 +85,7 @@ def entries(ways: Iterable[Way], results: Iterable[Result]) -> tuple[Contender, 
 
 
 def signature(wanted: dict[str, Any]) -> str:
-    """The same for comparisons of which one continues the other."""
+    """A text that is equal for comparisons of which one continues the other."""
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
 
 

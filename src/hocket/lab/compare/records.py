@@ -15,7 +15,7 @@ from hocket.observe import reader
 from hocket.observe.reader import Curves, RecordedRun
 from hocket.observe.summaries import CONSENSUS
 
-_MOST_POINTS = 2000  # of a curve that are kept; more cannot be told apart in a picture
+_MOST_POINTS = 2000  # points of a curve that are kept; more cannot be told apart in a picture
 
 
 def result(planned: Planned, folder: Path, wish: Wish | None, failure: str) -> Result:

@@ -14,7 +14,7 @@ class Point:
 
     Attributes:
         seconds: Since the training began.
-        samples: That all workers had seen by then.
+        samples: Samples that all workers had seen by then.
         value: What the script has reported.
     """
 
@@ -28,7 +28,7 @@ class Goal:
     """What is to be reached: ``accuracy=0.95``.
 
     Attributes:
-        metric: Its name.
+        metric: The name of the metric.
         value: The value.
         rises: Whether values from there upwards reach it.
     """
@@ -47,12 +47,12 @@ class Result:
     """One run.
 
     Attributes:
-        strategy: As it was given: ``local_sgd(period=16)``.
+        strategy: The strategy, as the user wrote it: ``local_sgd(period=16)``.
         workers: How many there were.
         servers: How many processes there were beside them.
-        repeat: Its number among those of its kind, from 0, which is the seed, too.
+        repeat: The number of the run among its repeats, from 0, which is the seed, too.
         failure: Why it failed, in one line; empty if it did not.
-        seconds: From the beginning of training to its end.
+        seconds: Seconds from the beginning of training to its end.
         start_up: Seconds before that.
         samples: Samples of all workers until the target, if it was reached; ``speed`` and ``sent`` are until then, too.
         speed: Samples a second, of all workers; None where the script has no loop over a Hocket loader.
@@ -133,7 +133,7 @@ class Contender:
 
     @property
     def good(self) -> list[Result]:
-        """Those that did not fail."""
+        """The runs that did not fail."""
         return [result for result in self.results if not result.failure]
 
     @property

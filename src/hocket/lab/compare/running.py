@@ -40,7 +40,7 @@ class Ended:
         status: The launcher's exit status.
         record: The folder of its record, if it has got that far.
         was_enough: Whether it was ended because ``watch`` said so.
-        seconds: From the start of the launcher to its end.
+        seconds: Seconds from the start of the launcher to its end.
     """
 
     status: int
@@ -64,7 +64,7 @@ def run(
         command: The launcher, which leaves a record below ``records``.
         environment: All of it.
         records: The folder of records.
-        log: For all that the run prints.
+        log: The file for all that the run prints.
         watch: Is given the folder of the record now and then; True ends the run. What it raises does so, too.
         asked: A signal there ends the run.
 

@@ -19,7 +19,7 @@ class Scaling:
     """One strategy on several worker counts.
 
     Attributes:
-        strategy: Its name.
+        strategy: The name of the strategy.
         counts: Workers, ascending, without one.
         speed_ups: Over one worker's median, for each.
         amdahl: The laws, if there are counts enough.

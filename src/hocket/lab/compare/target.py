@@ -21,8 +21,8 @@ class Wish:
     """A target whose direction may still be unknown.
 
     Attributes:
-        metric: Its name.
-        value: To be reached.
+        metric: The name of the metric.
+        value: The value to be reached.
         rises: Whether from below; None if neither the user nor the metric's name says so.
     """
 

@@ -159,10 +159,10 @@ def _doubt(best: Contender, baseline: Contender | None, others: list[Contender],
     """Who else may be as good, where there are repeats enough to tell (if not, a note says so).
 
     Args:
-        best: Who may not be.
+        best: The contender that may not be the best.
         baseline: None where it is known already how the two compare.
-        others: Who may be, and ``best``.
-        measure: By what.
+        others: The contenders that may be as good, and ``best``.
+        measure: The measure by which they are compared.
     """
     own, one = measure.value(best), measure.value(baseline) if baseline else None
     if own is None or max(len(entry.good) for entry in (best, *others, *([baseline] if baseline else []))) == 1:

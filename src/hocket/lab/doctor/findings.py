@@ -19,7 +19,7 @@ class Finding:
         state: ``ok``, ``note`` (works, but is worth a look) or ``wrong``.
         seen: What was seen there.
         remedy: What to do about it; empty only if all is fine.
-        host: Where, as the user wrote it; empty for this machine, or for what concerns several.
+        host: The host, as the user wrote it; empty for this machine, or for what concerns several.
     """
 
     name: str
@@ -29,11 +29,11 @@ class Finding:
     host: str = ""
 
     def at(self, host: str) -> Finding:
-        """The same, found on ``host``."""
+        """This finding, as found on ``host``."""
         return replace(self, host=host)
 
     def plain(self) -> dict[str, str]:
-        """The same as plain data."""
+        """This finding as plain data."""
         return {
             "name": self.name,
             "state": self.state,
@@ -49,23 +49,23 @@ def ok(name: str, seen: str) -> Finding:
 
 
 def note(name: str, seen: str, remedy: str) -> Finding:
-    """It works, but is worth a look."""
+    """A finding about something that works, but is worth a look."""
     return Finding(name, "note", seen, remedy)
 
 
 def wrong(name: str, seen: str, remedy: str) -> Finding:
-    """It has to be put right."""
+    """A finding about something that has to be put right."""
     return Finding(name, "wrong", seen, remedy)
 
 
 def split(name: str, problem: str) -> Finding:
-    """From a line ``cause: remedy``, as errors are written."""
+    """A finding from a line ``cause: remedy``, as errors are written."""
     seen, _, remedy = problem.rpartition(": ")
     return wrong(name, seen, remedy) if seen else wrong(name, problem, "see above")
 
 
 def read(raw: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """From plain data that came from another process.
+    """A finding from plain data that came from another process.
 
     Raises:
         ValueError: it is none.

@@ -22,8 +22,8 @@ _ORDER = struct.Struct("!cd")  # what is wanted, and for how many seconds
 _COUNTED = struct.Struct("!Qd")  # bytes, and seconds
 _SMALL = 64  # bytes of a message that goes to and fro
 _BLOCK = bytes(1 << 18)
-_MOST_SECONDS = 2.0  # of one order, whoever gives it
-_PATIENCE = 3.0  # for an answer
+_MOST_SECONDS = 2.0  # most seconds of one order
+_PATIENCE = 3.0  # seconds to wait for an answer
 _MOST_TRIPS = 500
 _MOST_STRANGERS = 8  # connections at once
 _FIRST = 0.25  # the part of the time that is not counted: buckets of shapers are full, windows are small
@@ -33,7 +33,7 @@ class Meter:
     """Answers measurements on one address from threads of its own, until it is closed.
 
     Attributes:
-        port: Where it listens.
+        port: The port on which the meter listens.
     """
 
     def __init__(self, secret: bytes, address: str) -> None:

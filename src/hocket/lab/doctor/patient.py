@@ -24,7 +24,7 @@ class Patient:
     """Answers the questions of a doctor.
 
     Attributes:
-        answers: By the kind of the question, what answers it.
+        answers: The functions that answer, by the kind of the question.
     """
 
     def __init__(self, channel: Channel, selector: selectors.BaseSelector) -> None:

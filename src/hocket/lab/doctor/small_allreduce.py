@@ -21,7 +21,7 @@ from hocket.launch import leftovers, machine
 from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
 
-_SECONDS = 60.0  # for the whole job; most of it is the import of torch
+_SECONDS = 60.0  # seconds for the whole job; most of it is the import of torch
 _SLOW = 5e6  # bytes per second below which 4 MiB take too long to be tried
 _MARK = "hocket-trial"  # before the result, in a line of the output
 _TIMES = 20

@@ -26,8 +26,8 @@ class RigHost:
     """A host of a rig.
 
     Attributes:
-        name: Its name, in every host of the rig and for ssh.
-        address: Its IPv4 address.
+        name: The name of the host, in every host of the rig and for ssh.
+        address: The IPv4 address of the host.
         interface: What its network interface is called inside.
         namespace: The name of its network namespace.
         port: The other end of its cable, an interface in the namespace of the switch.

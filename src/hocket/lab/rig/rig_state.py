@@ -23,7 +23,7 @@ class State:
     """A rig that is complete.
 
     Attributes:
-        hosts: Its hosts, in order.
+        hosts: The hosts of the rig, in order.
         network: The network of their addresses, such as ``10.213.0.0/24``.
         owner: The process whose end makes the rig a leftover, and when that process began; None if it is to stay.
     """

@@ -24,9 +24,9 @@ class Gap:
     """Time in which a timeline says nothing of what a rank did.
 
     Attributes:
-        rank: Whose.
+        rank: The rank.
         begin: Seconds since the beginning of the timeline.
-        seconds: How long.
+        seconds: How long the gap is.
         after: The name of the span before the gap.
         before: The name of the span after the gap.
     """
@@ -129,7 +129,7 @@ def gaps(trace: Trace, most: int = 5) -> list[Gap]:
 
 
 def union(intervals: list[Interval]) -> list[Interval]:
-    """The same time without overlaps, in order."""
+    """The time of the given intervals, without overlaps, in order."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
