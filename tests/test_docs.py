@@ -177,6 +177,38 @@ def test_the_strategy_of_ones_own_obeys_its_law(tmp_path: Path, monkeypatch: pyt
     assert len(plain) == 6 and [float(x) for x in many] == pytest.approx([float(x) for x in plain], abs=1e-9)
 
 
+MAJORITY = """
+from dataclasses import dataclass
+
+from hocket.specs import Spec
+
+@dataclass(frozen=True)
+class Majority(Spec):
+    name = "majority"
+    implementation = "majority:MajorityTraining"
+    has_equal_replicas = differs_alone = True
+"""
+
+
+def test_a_strategy_that_exchanges_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The votes of one worker are its own signs, and all replicas stay equal."""
+    page = (ROOT / "docs" / "own_strategy.md").read_text()
+    (code,) = re.findall(r"^```python\n(import torch\n.*?class MajorityTraining.*?)^```", page, re.M | re.S)
+    (tmp_path / "majority.py").write_text(MAJORITY + code)
+    (about := tmp_path / "majority-1.0.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: majority\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[hocket.strategies]\nmajority = majority:Majority\n")
+    (script := tmp_path / "train.py").write_text(SIGNED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job = ["-m", "hocket.launch.cli", "run", "--no-record", "--check-replicas", "1", "--strategy", "majority"]
+    plain, one = (
+        re.findall(r"-?\d+\.\d+", run(*command, str(script)).partition("parameters")[2])
+        for command in ([], [*job, "-n", "1"])
+    )
+    assert len(plain) == 6 and [float(x) for x in one] == pytest.approx([float(x) for x in plain], abs=1e-9)
+    assert "parameters" in run(*job, "-n", "2", str(script))
+
+
 def test_sparse_embeddings_on_servers_learn_as_well() -> None:
     result, args = r"loss ([\d.]+)", ["--files", "8", "--epochs", "3"]
     plain = re.search(result, run("examples/words_plain.py", *args))

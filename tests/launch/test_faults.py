@@ -219,3 +219,13 @@ def cmdline(process: Path) -> bytes:
 def test_an_interrupt_that_nobody_asked_for_shows_its_traceback() -> None:
     done, _ = timed("interrupt")
     assert done.returncode == 130 and done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_readers_that_a_shell_has_made_are_left_alone(tmp_path: Path) -> None:
+    """bash makes the reader of ``2> >(…)`` a child of the launcher, which kills only what the job has started."""
+    (tmp_path / "script.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    hocket = f"{sys.executable} -m hocket run --no-record -n 1 script.py"
+    reader = "cat > err; until [ -e over ]; do sleep 0.01; done; touch lived"
+    line = f"{hocket} 2> >({reader}); touch over; until [ -e lived ]; do sleep 0.01; done"
+    subprocess.run(["bash", "-c", line], cwd=tmp_path, timeout=60, check=True)
+    assert "was killed by SIGKILL" in (tmp_path / "err").read_text()

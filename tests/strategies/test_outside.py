@@ -4,9 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
+
+from hocket.errors import StrategyError
+from hocket.specs import Mirrored
+from hocket.strategies.mirrored import MirroredTraining
 
 TOY = '''
 """Gradients are added up over all workers in the step, times a number."""
@@ -87,3 +93,12 @@ def test_its_law_holds_in_a_job(tmp_path: Path) -> None:
     found = torch.load(tmp_path / "found.pt")
     for name, value in model.state_dict().items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_captured_of_a_strategy_like_mirrored_is_refused() -> None:
+    class Mistaken(MirroredTraining):
+        def captured(self) -> None: ...
+
+    context: Any = None
+    with pytest.raises(StrategyError, match=r"Mistaken.captured would never be called: .* capture_in_place"):
+        Mistaken(context, Mirrored())

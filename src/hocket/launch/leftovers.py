@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 VARIABLE = "HOCKET_JOB"
@@ -75,19 +75,19 @@ def adopt_orphans() -> None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill(mark: str, spare: int | None = None, seconds: float = 2.0) -> None:
+def kill(mark: str, spare: Collection[int] = (), seconds: float = 2.0) -> None:
     """SIGKILL every process of the job, new ones and orphans too, until there is none (or the time is over).
 
     Args:
         mark: The job's mark.
-        spare: A child of this process that is no orphan of the job's. Without it, children are left alone.
+        spare: Children of this process that are no orphans of the job. Without any, all children are left alone.
         seconds: How long to try.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         pids = set(find(mark))
-        if spare is not None:
-            pids |= _children() - {spare}
+        if spare:
+            pids |= children() - set(spare)
         if not pids:
             return
         for pid in pids:
@@ -121,7 +121,8 @@ def _is_reaped(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def _children() -> set[int]:
+def children() -> set[int]:
+    """The processes whose parent this process is now."""
     try:
         text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
     except OSError:

@@ -66,6 +66,7 @@ class LocalCrew(Crew):
         self._owns_selector = selector is None
         if selector is None:
             self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
+        self._strangers = leftovers.children()  # bash makes the reader of `2> >(tee log)` a child of the launcher
         self._guardian = guardian.guard(self._mark)
         leftovers.adopt_orphans()
         self._reserved = [] if ports is not None else [reserve_port(), reserve_port()]
@@ -116,7 +117,7 @@ class LocalCrew(Crew):
         if self._is_closed:
             return
         self._is_closed = True
-        leftovers.kill(self._mark, spare=self._guardian.pid)
+        leftovers.kill(self._mark, spare={self._guardian.pid, *self._strangers})
         self._guardian.dismiss()
         for member in self.members:
             for key in self._keys(member):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket.capture.model_hooks import ModelHooks
+from hocket.errors import StrategyError
 from hocket.specs import Spec
 from hocket.strategies.averaged_gradients import AveragedGradients, CountedByExchange, average_loss
 from hocket.strategies.base import Context, Strategy
@@ -16,6 +17,11 @@ class MirroredTraining(CountedByExchange, Strategy):
     """The user's optimizer runs as it is, on gradients that are the same everywhere."""
 
     def __init__(self, context: Context, spec: Spec) -> None:
+        if type(self).captured is not Strategy.captured:
+            raise StrategyError(
+                f"{type(self).__name__}.captured would never be called: mirrored exchanges gradients before that; "
+                "derive from hocket.strategies.base.Strategy and call self.capture_in_place() to exchange them there"
+            )
         super().__init__(context, spec)
         communicator, optimizer, members = context.communicator, context.optimizer, context.members
         layout = communicator.lay_out(members.parameters)
