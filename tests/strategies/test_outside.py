@@ -100,5 +100,5 @@ def test_captured_of_a_strategy_like_mirrored_is_refused() -> None:
         def captured(self) -> None: ...
 
     context: Any = None
-    with pytest.raises(StrategyError, match=r"Mistaken.captured would never be called: .* capture_in_place"):
+    with pytest.raises(StrategyError, match=r"Mistaken.captured would never be called: .*capture_in_place"):
         Mistaken(context, Mirrored())
