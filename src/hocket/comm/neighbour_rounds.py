@@ -36,11 +36,12 @@ import torch
 from hocket import spans
 from hocket.comm.peers import Peers, Sending
 from hocket.errors import DeadlineExceeded
+from hocket.transport.gate import ranks
 from hocket.transport.tensor_bytes import as_bytes
+from hocket.transport.waiting import Wait
 from hocket.transport.wire import Message, Wire, WireError
 
 _ASK = 0.05  # seconds after which a worker asks whether something will come
-_NOTE = 30.0  # seconds between two lines that say who is waited for
 
 Flats = list[torch.Tensor]
 When = tuple[int, int]  # pass and round
@@ -180,23 +181,18 @@ class Rounds:
             DeadlineExceeded: a worker is alive and has neither sent a message nor said that it will not.
         """
         begin = self._peers.now()
-        asked, told = False, 0.0
+        asked = False
         with self._condition:
             when, mail = self._started, self._mail.setdefault(self._started, {})
+            what = f"come to round {when[1]} of gossip"
+            wait = Wait(self._condition, self._timeout, self._peers.now, _give_notice, what)
             since = time.perf_counter()
             while missing := self._missing(when, mail):
-                waited = self._peers.now() - begin
-                if waited > self._timeout:
-                    raise DeadlineExceeded(self._complain(missing, when))
-                if waited - told >= _NOTE:
-                    told = waited
-                    ranks = ", ".join(map(str, missing))
-                    print(f"hocket: waiting {waited:.0f} s for rank {ranks} in gossip", file=sys.stderr, flush=True)
-                if self._pushes and not asked and waited >= _ASK:
+                if self._pushes and not asked and wait.seconds >= _ASK:
                     asked = True
                     for rank in missing:
                         self._peers.send(rank, PeerKind.WANT, {}, generation=when[0], sequence=when[1])
-                self._condition.wait(_ASK if self._pushes and not asked else min(1.0, self._timeout))
+                wait.sleep(missing, wait.seconds + (_ASK if self._pushes and not asked else 1.0))
                 now = time.perf_counter()
                 spans.add(spans.WAIT, f"{spans.WAIT_FOR} rank {missing[0]}", since, now)
                 since = now
@@ -250,13 +246,6 @@ class Rounds:
 
     def _rest_in(self, when: When) -> set[int]:
         return {rank for rank, first in self._resting.get(when[0], {}).items() if first <= when[1]}
-
-    def _complain(self, missing: list[int], when: When) -> str:
-        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        return (
-            f"{who} did not come to round {when[1]} of gossip within {self._timeout:g} s: see their output, or give "
-            "them more time with --timeout"
-        )
 
     def _answer(self, when: When, listed: Iterable[int]) -> None:
         """Tell workers that wait for this one in a round, and are no neighbours in it here, that nothing will come."""
@@ -334,3 +323,7 @@ class Rounds:
             self._broken.add(rank)
             self._skips.setdefault(self._started, set()).add(rank)
             self._condition.notify_all()
+
+
+def _give_notice(missing: list[int], seconds: float) -> None:
+    print(f"hocket: waited {seconds:.0f} s for {ranks(missing)} in gossip", file=sys.stderr, flush=True)

@@ -19,8 +19,8 @@ from hocket.comm.peers import Peers, Sending
 from hocket.errors import DeadlineExceeded
 from hocket.transport import handoff
 from hocket.transport.area import Area, aligned
-from hocket.transport.simulated import Condition
 from hocket.transport.tensor_bytes import as_bytes
+from hocket.transport.waiting import Condition
 from hocket.transport.wire import Message, Wire, WireError
 
 _EVERY = 1.0  # seconds between two measurements

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hocket.transport.area import Area
-from hocket.transport.simulated import Condition
+from hocket.transport.waiting import Condition
 from hocket.transport.wire import Message, Wire
 
 Handler = Callable[[int, Message, Wire], None]

@@ -9,7 +9,8 @@ from typing import Any
 
 from hocket.comm.peers import Gather, Peers, Sending
 from hocket.transport.area import Area
-from hocket.transport.simulated import Condition, Simulation, Speed
+from hocket.transport.simulated import Simulation, Speed
+from hocket.transport.waiting import Condition
 from hocket.transport.wire import Message
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hocket.errors import JobError
-from hocket.transport.simulated import Condition
+from hocket.transport.waiting import Condition
 
 _MOST_VALUE = 1 << 20  # bytes of one value
 _MOST = 64 << 20  # bytes of all keys and values

@@ -15,12 +15,11 @@ from hocket.coordinator.dealer import Dealer
 from hocket.coordinator.ledger import Ledger
 from hocket.coordinator.liveness import Liveness
 from hocket.coordinator.meetings import Meetings
-from hocket.coordinator.waiting import Wait
 from hocket.errors import HocketError, MismatchError
 from hocket.transport.area import Area
 from hocket.transport.replies import Answer, Body, Note
 from hocket.transport.requests import BOARD, SERVER, WATCH
-from hocket.transport.simulated import Condition
+from hocket.transport.waiting import Condition, Wait
 
 Batch = Sequence[int]
 """Queue, epoch and number of a batch."""

@@ -16,9 +16,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.coordinator.waiting import Wait
 from hocket.transport.replies import Note
-from hocket.transport.simulated import Condition
+from hocket.transport.waiting import Condition, Wait
 
 
 @dataclass

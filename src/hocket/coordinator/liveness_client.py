@@ -24,7 +24,7 @@ from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.ledger import FAILED
 from hocket.coordinator.liveness import ENDED, LOST_AFTER, UNANSWERED, News, Silence, Standing
 from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
-from hocket.transport.gate import FINISHED, Description, ranks, say
+from hocket.transport.gate import FINISHED, NOTICE, Description, give_notice, ranks, say
 from hocket.transport.proof import NotProved
 from hocket.transport.requests import WATCH, Talk, join
 from hocket.transport.wire import Bell, Closed, Wire
@@ -33,7 +33,6 @@ _BEAT = 0.5  # seconds between two questions
 _MOST = 8  # questions without an answer; a coordinator that is busy for hours is not asked more
 _TELL = 0.4  # seconds of waiting until the others are told
 _GATHER = 0.2  # seconds in which those who end together are noticed
-_NOTICE = 30.0
 _STACKS = 5.0  # seconds in which stacks are printed once
 _GOODBYE = 2.0
 _SLACK = 5.0  # seconds in which the coordinator can say who has not come
@@ -96,11 +95,11 @@ class Watch:
         """See ``Outlook``: what this rank waits in, since when; it is told to the others."""
         waited = time.monotonic() - since
         if waited > _TELL and self._standing is None:
-            self._notice = since + _NOTICE
+            self._notice = since + NOTICE
             self._tell(Standing(self._lane, dict(self._counts), say(what)))
         self.check(what)
         if self._standing is not None and time.monotonic() > self._notice:
-            self._notice += _NOTICE
+            self._notice += NOTICE
             self._give_notice(waited, what)
         if waited > self._timeout:
             self._give_up(what)
@@ -212,10 +211,7 @@ class Watch:
         missing = self._not_waiting()
         here = [r for r in range(len(self._hosts)) if r not in missing]
         if missing and here and here[0] == self._rank:
-            self._say(
-                f"hocket: {ranks(here)} waited {seconds:.0f} s for {ranks(missing)} (alive) in {say(what)}; "
-                f"giving up after {self._timeout:g} s (--timeout)"
-            )
+            give_notice(here, missing, seconds, what, self._timeout)
 
     def _give_up(self, what: Description) -> None:
         missing = self._not_waiting()

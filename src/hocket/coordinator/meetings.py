@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from hocket.coordinator.waiting import Wait
 from hocket.errors import JobError, MismatchError, ServerLost
 from hocket.transport.replies import Note
-from hocket.transport.simulated import Condition
+from hocket.transport.waiting import Condition, Wait
 
 _STUCK = 2.0  # seconds with all others idle after which nobody will come
 

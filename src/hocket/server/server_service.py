@@ -15,7 +15,7 @@ from hocket.server.rows import RowShard
 from hocket.server.table import Table
 from hocket.server.terms import Definition
 from hocket.transport.area import Area
-from hocket.transport.simulated import Condition
+from hocket.transport.waiting import Condition
 
 
 class AppliedBatches:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hocket import spans
-from hocket.coordinator.waiting import Wait
 from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
 from hocket.server.shard import Contribution, Gradient, Shard
 from hocket.server.terms import Push
 from hocket.transport.replies import Note
-from hocket.transport.simulated import Condition
+from hocket.transport.waiting import Condition, Wait
 
 
 @dataclass

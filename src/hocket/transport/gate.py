@@ -28,9 +28,11 @@ from hocket.transport.area import LINE, Area, aligned
 
 _TEXT = 256  # bytes in which a rank says what it waits in
 _SLICE = 0.1  # seconds of sleep between two looks at whether the others live
-_NOTICE = 30.0  # seconds between two lines about a slow rank
 _STATE, _PID, _TEXT_OF, _GAVE_UP = 1, 2, 3, 4  # words of a rank's line; the first is its sequence number
 _RUNNING, _FINISHED, _FAILED = 0, 1, 2
+
+NOTICE = 30.0
+"""Seconds between two lines about a rank that others wait for, everywhere."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes a worker print the stacks of all its threads (see ``hocket.job.worker``)."""
@@ -176,7 +178,7 @@ class Gate:
         """
         word, arrived = peer * 16, waiting.arrived
         start = time.monotonic()
-        notice = waiting.since + _NOTICE * (1 + (start - waiting.since) // _NOTICE)
+        notice = waiting.since + NOTICE * (1 + (start - waiting.since) // NOTICE)
         asleep[self.rank] = 1
         futex.fence()
         try:
@@ -192,7 +194,7 @@ class Gate:
                         self.outlook.look(waiting.what, waiting.since)
                         continue
                     if now > notice:
-                        notice += _NOTICE
+                        notice += NOTICE
                         self._give_notice(now - waiting.since, waiting)
                     if now - waiting.since > self.timeout:
                         self._give_up(waiting)
@@ -230,12 +232,8 @@ class Gate:
     def _give_notice(self, seconds: float, waiting: Waiting) -> None:
         missing, here = self._missing(waiting)
         if missing and here[0] == self.rank:
-            print(
-                f"hocket: {self._say_ranks(here)} waited {seconds:.0f} s for {self._say_ranks(missing)} (alive) in "
-                f"{say(waiting.what)}; giving up after {self.timeout:g} s (--timeout)",
-                file=sys.stderr,
-                flush=True,
-            )
+            waiters, others = ([self.numbers[rank] for rank in each] for each in (here, missing))
+            give_notice(waiters, others, seconds, waiting.what, self.timeout)
 
     def _give_up(self, waiting: Waiting) -> None:
         missing, here = self._missing(waiting)
@@ -264,6 +262,16 @@ class Gate:
             raw = bytes(self._texts[rank * _TEXT : (rank + 1) * _TEXT])
             said.setdefault(raw.rstrip(b"\0").decode(errors="replace"), []).append(rank)
         raise disagreement({text: [self.numbers[rank] for rank in who] for text, who in said.items()})
+
+
+def give_notice(here: Sequence[int], missing: Sequence[int], seconds: float, what: Description, timeout: float) -> None:
+    """Print who waits for whom in what."""
+    print(
+        f"hocket: {ranks(here)} waited {seconds:.0f} s for {ranks(missing)} (alive) in {say(what)}; giving up after "
+        f"{timeout:g} s (--timeout)",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def disagreement(said: Mapping[str, Sequence[int]]) -> MismatchError:

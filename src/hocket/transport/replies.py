@@ -32,7 +32,7 @@ _MOST_DROPPED = 1 << 36  # bytes of a message that are thrown away; a push that 
 class Note(Protocol):
     """Is told now and then for whom a worker has been waiting, and for how long."""
 
-    def __call__(self, ranks: list[int], seconds: float) -> None: ...
+    def __call__(self, ranks: list[int], seconds: float, /) -> None: ...
 
 
 class Body(Protocol):

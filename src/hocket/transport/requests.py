@@ -17,6 +17,7 @@ from hocket.config import Config
 from hocket.errors import HocketError, JobError, ServerLost
 from hocket.transport import door, handoff
 from hocket.transport.area import Area
+from hocket.transport.gate import ranks
 from hocket.transport.wire import Closed, Message, Wire, WireError, until
 
 _AGAIN = 3.0  # seconds in which a broken connection can be made anew
@@ -314,6 +315,5 @@ def _error(message: Message) -> HocketError:
 
 
 def _say_waiting(name: str, head: dict[str, Any]) -> None:
-    ranks = ", ".join(str(rank) for rank in head.get("ranks", ()))
-    seconds = float(head.get("seconds", 0.0))
-    print(f"hocket: {name} has been waiting {seconds:.0f} s for rank {ranks}", file=sys.stderr, flush=True)
+    missing, seconds = [int(rank) for rank in head.get("ranks", ())], float(head.get("seconds", 0.0))
+    print(f"hocket: waited {seconds:.0f} s for {ranks(missing)} at {name}", file=sys.stderr, flush=True)

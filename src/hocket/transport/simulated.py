@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hocket.errors import JobError
 
@@ -255,16 +255,6 @@ class Task(Generic[T]):
 
 
 _NOBODY: Any = object()  # runs what happens ``at`` a time: it is no thread, so nothing there can wait
-
-
-class Condition(Protocol):
-    """The methods that ``threading.Condition`` and ``SimulatedCondition`` share, for code that serves both."""
-
-    def __enter__(self) -> bool: ...
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
-    def notify_all(self) -> None: ...
 
 
 class SimulatedCondition:

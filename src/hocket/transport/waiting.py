@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from hocket.errors import DeadlineExceeded
+from hocket.transport.gate import NOTICE
 from hocket.transport.replies import Note
-from hocket.transport.simulated import Condition
 
-_NOTE = 30.0  # seconds between two lines
+
+class Condition(Protocol):
+    """The methods that ``threading.Condition`` and ``SimulatedCondition`` share, for code that serves both."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
+    def notify_all(self) -> None: ...
 
 
 class Wait:
@@ -58,8 +67,8 @@ class Wait:
                 f"{who} did not {self._what} within {self._timeout:g} s: see their output, or give them more time with "
                 "--timeout"
             )
-        if waited - self._told >= _NOTE:
+        if waited - self._told >= NOTICE:
             self._told = waited
             self._note(list(ranks), waited)
-        until = min(self._timeout, self._told + _NOTE, self._timeout if most is None else most)
+        until = min(self._timeout, self._told + NOTICE, self._timeout if most is None else most)
         self._condition.wait(max(until - waited, 0.001))
