@@ -1,27 +1,95 @@
-"""A loader's part in a job with servers: which batch the next push is for, and when nobody is to wait for a push."""
+"""Batches that workers are dealt as they get ready: the contract, and the coordinator's dealer behind it.
+
+Used with parameter servers, gossip and hogwild. A loader whose workers are in step without a dealer needs none of this.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
 from hocket import spans
 from hocket.coordinator.dealer_client import Deal
-from hocket.job.loader.passes import Counts, Plan
+from hocket.job.loader.passes import BatchSource, Counts, Plan
 from hocket.job.worker import Worker
 from hocket.server.server_client import Client
 from hocket.strategies.base import BatchAtWork, Why
 
 
-class Turns:
-    """The part of one loader in a job with servers.
+class DealtBatches(ABC):
+    """How one loader's batches are dealt to workers that may advance unevenly.
+
+    Attributes:
+        deal: Where this worker's batches come from; None if each worker has data of its own.
+    """
+
+    deal: Dealt | None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers take the same steps all the same, each on its share of a global batch."""
+        return False
+
+    @abstractmethod
+    def begin_pass(self, plan: Plan) -> None:
+        """A training loop begins."""
+
+    @abstractmethod
+    def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
+        """The loop gets a batch.
+
+        Args:
+            counts: What is known of the batch.
+            batches: Batches of this pass so far, with this one.
+            samples: Samples of this pass so far, with those of this batch.
+
+        Returns:
+            The same two numbers, with what others have taken meanwhile, as far as that is known.
+        """
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """The loop is done with its batch; may be collective."""
+
+    def pause(self) -> None:  # noqa: B027 - there may be nothing to do
+        """All workers settle in the middle of their loops."""
+
+    @abstractmethod
+    def await_more(self) -> bool:
+        """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
+
+    @abstractmethod
+    def finish(self, plan: Plan) -> bool:
+        """The loop has come to its end; whether all batches of the pass were then trained on, by whatever worker."""
+
+    @abstractmethod
+    def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
+        """The loop was left, after it had trained or not; what is still due before all settle, which is collective."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on with the batches of a checkpoint; every worker calls this."""
+
+
+class Dealt(BatchSource, Protocol):
+    """A source of batches whose place in an epoch is known."""
+
+    def state(self) -> dict[str, Any]:
+        """Which batches are not done."""
+
+
+class QueuedBatches(DealtBatches):
+    """Batches from the coordinator's dealer, as each worker asks for its next one.
 
     Attributes:
         deal: The loader's end of the queue that all workers share; None if each worker has data of its own.
     """
+
+    deal: Deal | None
 
     def __init__(self, worker: Worker, client: Client, original: DataLoader[Any], *, queued: bool, local: bool) -> None:
         self._worker, self._client, self._local = worker, client, local
@@ -35,7 +103,6 @@ class Turns:
 
     @property
     def in_step(self) -> bool:
-        """Whether all workers take the same steps, each on its share of a global batch."""
         strategies = self._worker.training.strategies
         return not self._local and bool(strategies) and all(strategy.spec.in_step for strategy in strategies)
 
@@ -130,7 +197,18 @@ class Turns:
         with spans.span(spans.WAIT, "wait for the last batches of others"):
             return self._client.await_batch(self.deal, self._worker.training.passes)
 
-    def leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
+    def finish(self, plan: Plan) -> bool:
+        self._leave(plan.counts, was_left=False)
+        return self.deal is not None
+
+    def leave(self, plan: Plan, *, has_trained: bool) -> None:
+        self._leave(plan.counts, was_left=True)  # before waiting for others, which may wait for this worker's batches
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.deal is not None and self._worker.config.rank == 0:
+            self.deal.restore(state)
+
+    def _leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
         """A training loop is over, or was left: nobody is to wait for its next push.
 
         Args:

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hocket.coordinator.dealer_client import Deal
 from hocket.errors import UsageError
 from hocket.job import randomness
 from hocket.job.batch_weights import weigh_share
 from hocket.job.loader import original_loader, sharding
-from hocket.job.loader.dealt_batches import Turns
+from hocket.job.loader.dealt_batches import Dealt, DealtBatches, QueuedBatches
 from hocket.job.loader.passes import Counts, Pass, Rest, Start
 from hocket.job.loader.sharded_stream import ShardedStream, as_it_is, level
 from hocket.job.loader.sharding import SeededDataset, ShardedIndices, is_of_torch
-from hocket.job.loader.timed_rounds import RoundDeal, RoundTurns, timed
+from hocket.job.loader.timed_rounds import RoundDeal, TimedRounds, timed
 from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
 from hocket.job.training_loop import Batch, Loop, on_purpose
 from hocket.job.worker import Worker
@@ -59,9 +58,9 @@ class Loader:
         self._training.loaders += 1
         self._seed = randomness.shared_seed(worker.communicator, self._training.loaders)
         self._shares = not isinstance(original.dataset, IterableDataset) and not local and training is not False
-        self._turns: Turns | RoundTurns | None = None
+        self._dealt: DealtBatches | None = None
         if worker.client is not None:
-            self._turns = Turns(worker, worker.client, original, queued=self._shares, local=local)
+            self._dealt = QueuedBatches(worker, worker.client, original, queued=self._shares, local=local)
         self._stream: ShardedStream | None = None
         self._sampler: ShardedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
@@ -91,8 +90,8 @@ class Loader:
             self._inner._iterator = None  # persistent processes would go on with old indices
         now.passes = self._training.counts.tally.progress()
         self.epoch = now.plan.epoch
-        if self._turns is not None:
-            self._turns.begin_pass(now.plan)
+        if self._dealt is not None:
+            self._dealt.begin_pass(now.plan)
         now.plan.deal = self._deal
         if self._sampler is not None and not self._sampler.is_alone:
             now.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._own_seed(), self.epoch, 2)))
@@ -101,13 +100,13 @@ class Loader:
         return self._iterate(now, inner, training=True)
 
     @property
-    def _deal(self) -> Deal | RoundDeal | None:
-        return self._turns.deal if self._turns is not None else None
+    def _deal(self) -> Dealt | None:
+        return self._dealt.deal if self._dealt is not None else None
 
     @property
     def _is_in_step(self) -> bool:
-        """Whether there are servers, and workers are dealt batches as if there were none."""
-        return isinstance(self._turns, Turns) and self._turns.in_step
+        """Whether batches are dealt, and workers are in step all the same."""
+        return self._dealt is not None and self._dealt.in_step
 
     @property
     def _ranks(self) -> int:
@@ -116,9 +115,9 @@ class Loader:
 
     def _find_rounds(self) -> None:
         """Find strategies with timed rounds, which may be built after their loader."""
-        if self._turns is None and self._worker.config.size > 1 and timed(self._worker):
+        if self._dealt is None and self._worker.config.size > 1 and timed(self._worker):
             deal = RoundDeal(self._rank, self._size) if self._shares else None
-            self._turns = RoundTurns(self._worker, deal, lambda: self.before_next and self.before_next())
+            self._dealt = TimedRounds(self._worker, deal, lambda: self.before_next and self.before_next())
 
     def _open(self, now: Pass) -> Iterator[Any]:
         """PyTorch's iterator for a pass."""
@@ -220,9 +219,9 @@ class Loader:
         self._find_rounds()
         self._resumed = state if state["open"] else None
         self._latest, self._quiet = None, state["persists"]
-        if self._deal is not None and (self._worker.config.rank == 0 or isinstance(self._deal, RoundDeal)):
+        if self._dealt is not None:
             epoch = self.epoch + 1 if state["open"] else self.epoch
-            self._deal.restore({"epoch": epoch, "next": 0, "again": []})  # numbers of the batches that are left
+            self._dealt.restore({"epoch": epoch, "next": 0, "again": []})  # numbers of the batches that are left
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
 
@@ -232,7 +231,7 @@ class Loader:
         if training:
             worker.teller.tell_beginning(self.pass_samples)
         items = self._read(now, inner, loop)
-        levels = worker.config.size > 1 and self._turns is None
+        levels = worker.config.size > 1 and self._dealt is None
         if training and levels and (self.local or self._stream is not None):
             items = level(worker.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
@@ -253,7 +252,7 @@ class Loader:
                 batch, counts = item
                 everywhere = counts.everywhere or counts.here
                 now.add(counts, everywhere)
-                if counts.here == 0 and (loop is None or (self._turns is not None and not self._is_in_step)):
+                if counts.here == 0 and (loop is None or (self._dealt is not None and not self._is_in_step)):
                     continue  # a repeated batch, which an evaluation does not need
                 if loop is not None:
                     begin = functools.partial(self._begin_step, now, counts, everywhere, [])
@@ -274,8 +273,8 @@ class Loader:
 
     def _prepare(self, now: Pass, loop: Loop) -> None:
         """A training loop begins; not in a thread, if ranks agree on something in every batch."""
-        now.loop, loop.between, loop.pause = loop, self._end_step, getattr(self._turns, "pause", None)
-        agrees = self._turns is not None or (self._worker.config.size > 1 and (self.local or self._stream is not None))
+        now.loop, loop.between, loop.pause = loop, self._end_step, None if self._dealt is None else self._dealt.pause
+        agrees = self._dealt is not None or (self._worker.config.size > 1 and (self.local or self._stream is not None))
         if loop.in_thread and agrees:
             raise UsageError(
                 "a loader was iterated in a thread of the script, where ranks cannot agree on batches, as this data or "
@@ -284,10 +283,8 @@ class Loader:
 
     def _finish(self, now: Pass, loop: Loop) -> None:
         """The script has trained on all batches of a pass; collective."""
-        if isinstance(self._turns, Turns):
-            self._turns.leave(now.plan.counts, was_left=False)
-            if self._deal is not None:
-                self._training.counts.samples += now.complete(self.pass_samples)
+        if self._dealt is not None and self._dealt.finish(now.plan):
+            self._training.counts.samples += now.complete(self.pass_samples)
         self._training.loops.finish(loop, alone=self._worker.client is not None)
         self._worker.teller.tell_again()  # now that the last step of the pass is done
         self._training.end_loop(self)
@@ -296,15 +293,8 @@ class Loader:
 
     def _leave(self, now: Pass, loop: Loop, *, on_purpose: bool) -> None:
         """A training loop was left before its end."""
-        turns = self._turns
-        later: Callable[[], None] | None = None
         has_trained = bool(now.batches) and self._training.counts.tally.progress() > now.passes
-        if isinstance(turns, RoundTurns) and has_trained:
-            later = turns.leave
-        elif isinstance(turns, RoundTurns):
-            turns.take_back()
-        elif turns is not None:  # before waiting for others, which may wait for this worker's batches
-            turns.leave(now.plan.counts, was_left=True)
+        later = None if self._dealt is None else self._dealt.leave(now.plan, has_trained=has_trained)
         self._training.leave_loop(self)
         self._worker.teller.tell_again()
         if has_trained:
@@ -317,12 +307,12 @@ class Loader:
         worker, is_first = self._worker, not begun
         begun.append(True)
         self._training.weights.leave_no_trace()
-        total, divides = self._length, self._turns is None or (self._is_in_step and counts.everywhere > 0)
+        total, divides = self._length, self._dealt is None or (self._is_in_step and counts.everywhere > 0)
         if is_first:
             self._training.counts.tally.give(self, counts.here)
-        if self._turns is not None:
+        if self._dealt is not None:
             if is_first:
-                now.batches, now.samples = self._turns.begin_step(counts, now.batches, now.samples)
+                now.batches, now.samples = self._dealt.begin_step(counts, now.batches, now.samples)
             total = sharding.total(self.original) if self._deal is not None and self._ranks == 1 else total
         else:
             self._training.begin_batch(BatchAtWork(everywhere, self._mean), again=not is_first)
@@ -343,8 +333,8 @@ class Loader:
     def _end_step(self) -> None:
         """The script is done with the batches that it was given, as far as it has trained on them."""
         self._training.weights.leave_no_trace()
-        if self._turns is not None:
-            self._turns.end_step()
+        if self._dealt is not None:
+            self._dealt.end_step()
         if self.before_next is not None:
             self.before_next()
 
@@ -361,7 +351,7 @@ class Loader:
             else:
                 yield item
         waits = loop is not None and loop.waits  # then other workers get the batches that are left
-        if self._pass is now and self._turns is not None and not waits and self._turns.await_more():
+        if self._pass is now and self._dealt is not None and not waits and self._dealt.await_more():
             self._quiet = True
             yield from self._read(now, self._open(now), loop)
 

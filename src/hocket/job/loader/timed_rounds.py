@@ -15,6 +15,7 @@ import torch
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import UsageError
+from hocket.job.loader.dealt_batches import DealtBatches
 from hocket.job.loader.passes import Counts, Plan
 from hocket.job.worker import Worker
 from hocket.strategies.base import BatchAtWork
@@ -112,13 +113,15 @@ class RoundDeal:
         self._begin_round([1] * self._size)
 
 
-class RoundTurns:
+class TimedRounds(DealtBatches):
     """A loader's part in rounds that last seconds.
 
     Attributes:
         deal: The batches; None if every rank has data of its own.
         after_round: Called at the end of each round, while a loop waits for it.
     """
+
+    deal: RoundDeal | None
 
     def __init__(self, worker: Worker, deal: RoundDeal | None, after_round: Callable[[], None]) -> None:
         self._worker, self.deal, self.after_round = worker, deal, after_round
@@ -165,16 +168,24 @@ class RoundTurns:
                 return True  # if not, the loop asks again
         return False
 
-    def leave(self) -> None:
-        """A training loop was left: take part in rounds until all others are done, too."""
+    def finish(self, plan: Plan) -> bool:
+        return False  # the rounds have told how many samples there were
+
+    def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
+        if has_trained:
+            return self._take_part
+        self.restore(self._origin)  # the loop was a glance at the data: its batches count as not taken
+        return None
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.deal is not None:
+            self.deal.restore(state)
+
+    def _take_part(self) -> None:
+        """Take part in rounds until all others are done, too."""
         while not self._over:
             self._end_round(is_out=True)
             self.after_round()
-
-    def take_back(self) -> None:
-        """The loop was a glance at the data: its batches count as not taken."""
-        if self.deal is not None:
-            self.deal.restore(self._origin)
 
     @property
     def _most(self) -> float:
