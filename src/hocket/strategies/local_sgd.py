@@ -72,7 +72,7 @@ class LocalSGDTraining(LocalTraining):
 
 
 class TimedLocalSGD(LocalTraining):
-    """Parameters are averaged, weighted by samples, when the dealer of the batches says that a round is over.
+    """Parameters are averaged, weighted by samples, when the loader (``job.loader.timed_rounds``) ends a round.
 
     Attributes:
         rounds: How many rounds there have been.
