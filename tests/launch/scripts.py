@@ -160,7 +160,7 @@ def main() -> None:
     elif what == "slow rank":
         from hocket.transport import gate
 
-        gate._NOTICE = 0.3
+        gate.NOTICE = 0.3
         hocket.init()
         if hocket.rank() == 1:
             time.sleep(2)
