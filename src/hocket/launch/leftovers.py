@@ -31,8 +31,10 @@ def find(mark: str, session: int | None = None) -> list[int]:
         try:
             if session is not None and os.getsid(int(entry.name)) != session:
                 continue
-            values = (entry / "environ").read_bytes().split(b"\0")
-            if not wanted.isdisjoint(values) and int(entry.name) != os.getpid():
+            environment = (entry / "environ").read_bytes()
+            # A process shows no environment for a moment while it is being executed; its session tells whose it is.
+            is_ours = not wanted.isdisjoint(environment.split(b"\0")) or (session is not None and not environment)
+            if is_ours and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
         except OSError:
             continue
