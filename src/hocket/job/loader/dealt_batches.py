@@ -117,16 +117,6 @@ class QueuedBatches(DealtBatches):
             plan.in_step = self.deal.in_step = self.in_step
 
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
-        """The next pushes are for this batch.
-
-        Args:
-            counts: What is known of the batch.
-            batches: Batches of this pass so far, with this one.
-            samples: Samples of this pass so far, with those of this batch.
-
-        Returns:
-            ``batches`` and ``samples``, with what other workers have taken meanwhile.
-        """
         training = self._worker.training
         if self._before is None:
             self._before = batches - 1
@@ -188,7 +178,6 @@ class QueuedBatches(DealtBatches):
             self.deal.give_back([], leaves=False)
 
     def await_more(self) -> bool:
-        """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
         if self.deal is None:
             return False
         for strategy in self._worker.training.strategies:
