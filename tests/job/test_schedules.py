@@ -54,6 +54,21 @@ def test_schedulers_made_of_others_and_those_of_other_optimizers() -> None:
     assert (sequential.last_epoch, parts[0].last_epoch, strange.last_epoch) == (3, 3, 1)
 
 
+def test_a_worker_that_had_fewer_batches_in_the_end_comes_to_the_same_place() -> None:
+    trained = optimizer()
+    scheduler = LinearLR(trained, 1.0, 0.0, total_iters=100)
+    pace: Any = types.SimpleNamespace(own=0, pace=0.0)
+    following = Following(pace, [trained])
+    for batch in range(1, 11):
+        pace.own, pace.pace = batch, batch * 2 / 3
+        trained.step()
+        scheduler.step()
+    assert scheduler.last_epoch == 6
+    pace.pace = 8.0
+    following.complete()
+    assert scheduler.last_epoch == 8
+
+
 def train() -> tuple[int, float]:
     model, trained, loader = hocket.distribute(*make(Case(samples=120), 1), strategy="local_sgd(time=0.02)")
     scheduler = LinearLR(trained, 1.0, 0.0, total_iters=20)
@@ -93,7 +108,7 @@ def one_cycle(dies_at: int | None) -> tuple[int, int, float]:
             scheduler.step()
             steps += 1
             after.append((steps, scheduler.last_epoch))
-    half = after[len(after) // 2]
+    half = after[len(after) // 2] if after else (1, 0)
     return steps, scheduler.last_epoch, half[1] / half[0]
 
 
@@ -101,6 +116,6 @@ def test_a_schedule_follows_what_is_trained_when_a_worker_is_lost(pool: Pool, tm
     settings = {"servers": 1, "checkpoint": str(tmp_path), "checkpoint_every": 5}
     found = pool.outcomes_with_death(3, one_cycle, 1, 3, **settings)
     for steps, taken, share in (found[0], found[2]):
-        assert steps > 16 >= taken >= 15  # of two epochs of 8 rounds
+        assert steps > 16 == taken  # of two epochs of 8 rounds, however the last batches were dealt
         assert share < 0.8  # it did not hurry ahead, and then stand still
     assert all(taken <= 16 for _, taken, _ in pool.run(3, one_cycle, None, **settings))  # from the last checkpoint

@@ -246,12 +246,12 @@ class CoordinatorService:
             more: list[int] = []
             if isinstance(found, int) and head["more"]:
                 more = dealer.take_more(rank, epoch, int(head["more"]), len(self.ledger.live))
-            return Answer({"batch": found, "more": more, "pace": dealer.pace(rank)})
+            return Answer({"batch": found, "more": more, **_pace(dealer, rank, epoch, found)})
         idle = self.meetings.idle
         idle.add(rank)
         try:
             found = dealer.take(rank, epoch, total, note, ranks)
-            return Answer({"batch": found, "pace": dealer.pace(rank)})
+            return Answer({"batch": found, **_pace(dealer, rank, epoch, found)})
         finally:
             idle.discard(rank)
 
@@ -314,6 +314,11 @@ class CoordinatorService:
                 "same model on every rank"
             )
         return Answer({"shared": True}, area=area)
+
+
+def _pace(dealer: Dealer, rank: int, epoch: int, found: int | str) -> dict[str, Any]:
+    """How far workers that are in step are, with a batch, and how many each had on the average, when all are done."""
+    return {"pace": dealer.pace(rank), "mean": dealer.mean(epoch) if found == "over" else None}
 
 
 def _name(queue: int, dealer: Dealer, rank: int | None = None) -> list[list[int]]:

@@ -32,6 +32,7 @@ class _Epoch:
     ahead: dict[int, int] = field(default_factory=dict)  # the next of each rank's own numbers
     got: Counter[int] = field(default_factory=Counter)  # how many numbers each rank has had
     gone: set[int] = field(default_factory=set)  # ranks that are lost, or have left the loop
+    lost: set[int] = field(default_factory=set)  # the ones among them that are lost
     helpers: set[int] = field(default_factory=set)  # ranks that have done all numbers of their own
 
     def own(self, rank: int) -> int:
@@ -61,6 +62,7 @@ class Dealer:
     ) -> None:
         self._condition, self._timeout, self._clock = condition, timeout, clock
         self._now, self._live = _Epoch(), live
+        self._mean: tuple[int, float] | None = None  # an epoch that is over, and the average batches of a worker in it
 
     def take(self, rank: int, epoch: int, total: int | None, wait: Note | None = None, ranks: int = 0) -> int | str:
         """The next batch of ``epoch`` for a worker.
@@ -80,6 +82,7 @@ class Dealer:
         """
         with self._condition:
             if epoch > self._now.number:
+                self._keep_mean()
                 self._now = _Epoch(epoch)
             if epoch == self._now.number:
                 self._enter(rank, total, ranks, helps=wait is not None)
@@ -104,7 +107,8 @@ class Dealer:
         if now.total is None:
             now.total = total
         if ranks and not now.ranks:
-            now.ranks, now.gone = ranks, set(range(ranks)) - set(self._live())
+            now.ranks, now.lost = ranks, set(range(ranks)) - set(self._live())
+            now.gone |= now.lost
         now.gone.discard(rank)
         if helps:
             now.helpers.add(rank)
@@ -119,10 +123,14 @@ class Dealer:
                 now.next += 1
                 return now.next - 1
             return None
-        for place, number in enumerate(now.again):
-            if number % now.ranks == rank or rank in now.helpers:
-                return now.again.pop(place)
-        owners = [rank, *(sorted(now.gone, key=now.own) if rank in now.helpers else ())]
+        helps = rank in now.helpers or bool(now.lost)  # after a loss at once, so that those who are left stay in step
+        found = [number for number in now.again if number % now.ranks == rank]
+        owners = [rank, *(sorted(now.gone - {rank}, key=now.own) if helps else ())]
+        if not found and helps and not now.has(now.own(rank)):
+            found = now.again
+        if found:
+            now.again.remove(number := found[0])
+            return number
         for owner in owners:
             if now.has(number := now.own(owner)):
                 now.ahead[owner] = number + now.ranks
@@ -138,15 +146,34 @@ class Dealer:
     def pace(self, rank: int) -> tuple[int, float] | None:
         """Where workers are in step: batches that one worker has had, and the average over all workers.
 
-        All workers that are left are equally far; they take the batches of those that are gone as well.
+        Workers that are in their own numbers are equally far. Those that take the batches of others may not be: only
+        what they have done counts, so that no schedule gets ahead of the training.
         """
         with self._condition:
             now = self._now
             if not now.ranks:
                 return None
-            own, gone = now.got[rank], now.gone - {rank}
-            everyone = own * (now.ranks - len(gone)) + sum(now.got[each] for each in gone)
+            own, everyone = now.got[rank], 0
+            holders = Counter(now.held.values())
+            for each in range(now.ranks):
+                if each in now.gone - {rank}:
+                    everyone += now.got[each]
+                elif each == rank or not now.gone or now.has(now.own(each)):
+                    everyone += own
+                else:
+                    everyone += min(own, now.got[each] - holders[each])
             return own, min(everyone, everyone if now.total is None else now.total) / now.ranks
+
+    def mean(self, epoch: int) -> float | None:
+        """Where workers are in step: batches that a worker has had on the average, in an epoch that is over."""
+        with self._condition:
+            if epoch == self._now.number:
+                self._keep_mean()
+            return self._mean[1] if self._mean is not None and self._mean[0] == epoch else None
+
+    def _keep_mean(self) -> None:
+        now = self._now
+        self._mean = (now.number, sum(now.got.values()) / now.ranks) if now.ranks else None
 
     def take_more(self, rank: int, epoch: int, count: int, workers: int) -> list[int]:
         """Up to ``count`` more batches for a worker that just took one; fewer towards the end, so that none is idle.
@@ -238,6 +265,7 @@ class Dealer:
             self._now.again = sorted(self._now.again + lost)
             self._now.got[rank] -= len(lost)
             self._now.gone.add(rank)
+            self._now.lost.add(rank)
             self._condition.notify_all()
             return lost
 

@@ -22,6 +22,7 @@ class Deal:
         leases: Whether several batches are taken at once, if they are short. The queue hears with the next question
             which of them are done.
         in_step: Whether all workers take equally many batches, each its own, as long as no worker is lost.
+        mean: Batches that a worker has had on the average in the pass that is over; None where that is not counted.
         before_state: Called before the queue is asked for its state; may tell which batches are done.
     """
 
@@ -37,6 +38,7 @@ class Deal:
         self._last: tuple[int, int | None] = 0, None
         self._taken: list[int] = []  # batches at hand, of the epoch that was asked for last
         self._paces: dict[int, tuple[int, float]] = {}  # the pace of each batch, as known when it was dealt
+        self.mean: float | None = None
         self._asked, self._got = 0.0, 0  # when batches were last asked for, and how many came
         self._overdue = 0.0  # when the batches of the lease should be done
 
@@ -125,6 +127,7 @@ class Deal:
         if isinstance(answer["batch"], int) and answer["pace"] is not None:
             own, everyone = answer["pace"]
             self._paces[answer["batch"]] = own, everyone
+        self.mean = answer["mean"]
         self._asked, self._got = self._clock(), 1 + len(more)
         self._overdue = self._asked + 2 * _LEASE
         return answer["batch"], more

@@ -41,6 +41,12 @@ class LoopPace:
             self.own += 1
         self._followed, self.pace = self._passes.count, pace
 
+    def complete(self, pace: float) -> None:
+        """All batches are done; a worker that had fewer than others in the end takes the steps that it missed."""
+        self.pace = pace
+        if self._following is not None:
+            self._following.complete()
+
     def end(self) -> None:
         """The loop is over."""
         if self._following is not None:
@@ -66,6 +72,18 @@ class Following:
         for scheduler, kind in self._kinds:
             scheduler.__class__ = kind
 
+    def complete(self) -> None:
+        """All workers come to the same place of their schedules."""
+        for scheduler, kind in self._kinds:
+            self._catch_up(scheduler, kind)
+
+    def _catch_up(self, scheduler: LRScheduler, kind: type[LRScheduler]) -> None:
+        counts, pace = self._counts[id(scheduler)], self._pace
+        due = int(counts[0] * pace.pace / pace.own + 1e-9) if pace.own else counts[0]
+        for _ in range(due - counts[1]):
+            kind.step(scheduler)
+        counts[1] = max(counts[1], due)
+
     def _make(self, kind: type[LRScheduler]) -> type[LRScheduler]:
         following = self
 
@@ -73,13 +91,8 @@ class Following:
             if args or kwargs:
                 kind.step(scheduler, *args, **kwargs)
                 return
-            counts = following._counts[id(scheduler)]
-            counts[0] += 1
-            pace = following._pace
-            due = int(counts[0] * pace.pace / pace.own + 1e-9) if pace.own else counts[0]
-            for _ in range(due - counts[1]):
-                kind.step(scheduler)
-            counts[1] = max(counts[1], due)
+            following._counts[id(scheduler)][0] += 1
+            following._catch_up(scheduler, kind)
 
         return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__, "__doc__": kind.__doc__})
 

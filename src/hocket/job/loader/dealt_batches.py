@@ -187,6 +187,8 @@ class QueuedBatches(DealtBatches):
             return self._client.await_batch(self.deal, self._worker.training.passes)
 
     def finish(self, plan: Plan) -> bool:
+        if self.deal is not None and self.deal.mean is not None:
+            self._worker.training.loops.pace.complete(self.deal.mean)
         self._leave(plan.counts, was_left=False)
         return self.deal is not None
 
