@@ -1,20 +1,21 @@
 """Typed records of what happens in a job, and the sinks that take them.
 
-A record is one line of JSON, so that whoever reads it needs nothing of Hocket. Records travel to the
-launcher through an inherited pipe; where there is none they go nowhere.
+A record is the head of a message (see hocket.transport.wire). Records travel to the launcher through an inherited pipe;
+where there is none they go nowhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, get_args
+
+from hocket.transport import wire
 
 
 @dataclass(frozen=True)
@@ -329,26 +330,31 @@ class PipeSink:
 
 
 def encode(record: Record) -> bytes:
-    """A record as one line of JSON."""
-    return json.dumps({"kind": record.kind, **vars(record)}).encode() + b"\n"
+    """A record as a message without a body."""
+    return wire.encode(0, {"kind": record.kind, **vars(record)}, b"")
 
 
 class RecordDecoder:
-    """Takes in the bytes of a pipe as they come, and gives out whole records; lines that are no records are skipped."""
+    """Takes in the bytes of a pipe as they come, and gives out whole records; messages that are no records are skipped.
+
+    A script may write other bytes into the pipe: nothing that comes after them is understood, or believed.
+    """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._messages: wire.Decoder | None = wire.Decoder()
 
     def feed(self, data: bytes) -> list[Record]:
         """The records that ``data`` completes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [record for record in map(decode, lines) if record is not None]
+        try:
+            messages = self._messages.feed(data) if self._messages is not None else []
+        except wire.WireError:
+            self._messages = None
+            return []
+        return [record for message, _ in messages if (record := _read(message.head)) is not None]
 
 
-def decode(line: bytes) -> Record | None:
-    """The record in ``line``, or None if it is none."""
+def _read(fields: dict[str, Any]) -> Record | None:
     try:
-        fields = json.loads(line)
         return _KINDS[fields.pop("kind")](**fields)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError):
         return None

@@ -216,7 +216,7 @@ def test_who_pushes_elsewhere_says_so_when_asked_and_nothing_is_lost() -> None:
         second.start(vectors[1], {}, [])
         second.finish()
         (late,) = second.take_late()
-        assert late.head == {"mass": 0.5} and torch.equal(late.flats[0], vectors[0][0])
+        assert late.head["mass"] == 0.5 and torch.equal(late.flats[0], vectors[0][0])
 
 
 def test_one_that_does_not_come_is_named() -> None:

@@ -10,7 +10,7 @@ from pool import Pool, needs
 from strategies.training import Case, make
 
 import hocket
-from hocket.events import PipeSink, Progress, decode
+from hocket.events import PipeSink, Progress, RecordDecoder
 from hocket.job.counts import Tally
 from hocket.job.worker import current
 
@@ -33,8 +33,8 @@ def train(strategy: str, most: int | None) -> tuple[int, int, int]:
             own += len(x) if loader.weight else 0
     worker.teller.tell_again()  # as at the end of a script
     os.close(writer)
-    with os.fdopen(reader, "rb") as lines:
-        told = [record for record in map(decode, lines) if isinstance(record, Progress)]
+    with os.fdopen(reader, "rb") as pipe:
+        told = [record for record in RecordDecoder().feed(pipe.read()) if isinstance(record, Progress)]
     return own, told[-1].own, worker.training.counts.samples
 
 

@@ -158,9 +158,9 @@ def main() -> None:
             traceback.print_exc()
         print("going on", flush=True)
     elif what == "slow rank":
-        from hocket.transport import gate
+        from hocket.transport import waiting
 
-        gate.NOTICE = 0.3
+        waiting.NOTICE = 0.3
         hocket.init()
         if hocket.rank() == 1:
             time.sleep(2)

@@ -165,10 +165,10 @@ def test_a_blocked_screen_does_not_end_the_job(sshd: Sshd, tmp_path: Path) -> No
 
 
 BEGUN = """
-import json, os, time
+import os, time
+from hocket.events import FOLDER_BEGUN, Happening, PipeSink
 os.mkdir(".unfinished")
-os.write(int(os.environ["HOCKET_LEDGER"]), json.dumps({"kind": "happening", "name": "temporary folder begun",
-         "details": {"folder": os.path.abspath(".unfinished")}, "time": 0}).encode() + b"\\n")
+PipeSink(int(os.environ["HOCKET_LEDGER"])).put(Happening(FOLDER_BEGUN, {"folder": os.path.abspath(".unfinished")}))
 print("running", flush=True)
 time.sleep(600)
 """

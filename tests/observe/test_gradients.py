@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.events import Gradients, decode, encode
+from hocket.events import Gradients, RecordDecoder, encode
 from hocket.observe.gradients import GradientSummary, number
 from observe.test_runs import hocket, runs
 
@@ -34,7 +34,7 @@ def records(
 def summary(told: list[Gradients]) -> GradientSummary:
     made = GradientSummary()
     for rank, record in enumerate(told):
-        again = decode(encode(record))
+        again = RecordDecoder().feed(encode(record))[0]
         assert isinstance(again, Gradients)
         made.take(rank, again)
     return made

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from hocket.events import Facts, Metrics, ServerReport, decode, encode
+from hocket.events import Facts, Metrics, RecordDecoder, ServerReport, encode
 from hocket.observe.summaries import GossipSummary, ServedSummary, histogram, size
 
 
 def served(server: int, workers: dict[str, dict[str, Any]], **more: Any) -> ServerReport:
     known = {"seconds": 10.0, "busy": 3.4, "updates": 1204, "received": 3_100_000_000, "sent": 42, "refused": {}}
-    record = decode(encode(ServerReport(server, "node1", **{**known, **more}, workers=workers)))
+    record = RecordDecoder().feed(encode(ServerReport(server, "node1", **{**known, **more}, workers=workers)))[0]
     assert isinstance(record, ServerReport)
     return record
 

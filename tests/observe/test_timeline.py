@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hocket import spans
 from hocket.errors import RecordError, UsageError
-from hocket.events import Happening, NoSink, PipeSink, Record, Spans, Stage, decode
+from hocket.events import Happening, NoSink, PipeSink, Record, RecordDecoder, Spans, Stage
 from hocket.lab.trace import trace_file as trace
 from hocket.observe.timeline import HostClock, Timeline
 
@@ -207,11 +207,11 @@ def test_a_slow_launcher_gets_all_spans_and_all_else() -> None:
     spans.flush()
     assert not sink.has_room()
     sink.put(Stage("failed", 1))
-    found = list[Record | None]()
+    found = list[Record]()
 
     def read() -> None:
         with os.fdopen(reader, "rb") as pipe:
-            found.extend(map(decode, pipe))
+            found.extend(RecordDecoder().feed(pipe.read()))
 
     thread = threading.Thread(target=read)
     thread.start()

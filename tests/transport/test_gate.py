@@ -9,7 +9,8 @@ from pool import Pool, RemoteError
 
 import hocket
 from hocket.job.worker import current
-from hocket.transport.gate import Gate, ranks
+from hocket.transport.gate import Gate
+from hocket.transport.waiting import ranks
 
 
 def gate() -> Gate:

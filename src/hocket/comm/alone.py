@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hocket.comm.communicator import Communicator
-from hocket.transport.gate import Description
+from hocket.transport.waiting import Description
 
 
 class AloneCommunicator(Communicator):

@@ -19,10 +19,10 @@ from hocket.comm.algorithms.network_reductions import Lane, NetworkTimes
 from hocket.comm.bucket_layout import Layout, bucket_limits
 from hocket.comm.exchange import Exchange
 from hocket.comm.topology import Topology
-from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.tensor_bytes import view_bytes
+from hocket.transport.waiting import Description
 
 
 class Communicator(ABC):

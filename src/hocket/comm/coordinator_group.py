@@ -15,8 +15,8 @@ from hocket.comm.exchange import Exchange
 from hocket.comm.kernels import reduce_into
 from hocket.comm.topology import Topology
 from hocket.errors import StrategyError
-from hocket.transport.gate import Description
 from hocket.transport.tensor_bytes import view_bytes
+from hocket.transport.waiting import Description
 
 _AT_ONCE = 1 << 26  # most bytes in one meeting
 

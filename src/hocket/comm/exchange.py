@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from hocket.comm.bucket_layout import Layout
-from hocket.transport.gate import Description
+from hocket.transport.waiting import Description
 
 
 class Ticket(NamedTuple):

@@ -36,9 +36,8 @@ import torch
 from hocket import spans
 from hocket.comm.peers import Peers, Sending
 from hocket.errors import DeadlineExceeded
-from hocket.transport.gate import ranks
 from hocket.transport.tensor_bytes import as_bytes
-from hocket.transport.waiting import Wait
+from hocket.transport.waiting import Wait, ranks
 from hocket.transport.wire import Message, Wire, WireError
 
 _ASK = 0.05  # seconds after which a worker asks whether something will come
@@ -155,7 +154,7 @@ class Rounds:
             self._has_told = True
         for rank in self._peers.live:
             if rank != self._peers.rank:
-                self._peers.send(rank, PeerKind.REST, {}, generation=number, sequence=turn)
+                self._peers.send(rank, PeerKind.REST, {"pass": number}, sequence=turn)
 
     def start(self, flats: Flats, heads: Mapping[int, dict[str, Any]], expected: Iterable[int]) -> None:
         """Begin the next round: send to all ranks in ``heads``, and expect a message from all in ``expected``.
@@ -170,7 +169,8 @@ class Rounds:
             parts, (number, turn) = as_bytes(flats), when
             for rank, head in heads.items() if not self._rests else ():
                 self.pushed[rank] = self.pushed.get(rank, 0) + 1
-                self._peers.send(rank, PeerKind.DATA, head, parts, generation=number, sequence=turn, sent=self._sent)
+                told = {**head, "pass": number}
+                self._peers.send(rank, PeerKind.DATA, told, parts, sequence=turn, sent=self._sent)
             self._answer(when, listed)
             self._forget()
 
@@ -191,7 +191,7 @@ class Rounds:
                 if self._pushes and not asked and wait.seconds >= _ASK:
                     asked = True
                     for rank in missing:
-                        self._peers.send(rank, PeerKind.WANT, {}, generation=when[0], sequence=when[1])
+                        self._peers.send(rank, PeerKind.WANT, {"pass": when[0]}, sequence=when[1])
                 wait.sleep(missing, wait.seconds + (_ASK if self._pushes and not asked else 1.0))
                 now = time.perf_counter()
                 spans.add(spans.WAIT, f"{spans.WAIT_FOR} rank {missing[0]}", since, now)
@@ -258,7 +258,7 @@ class Rounds:
             self._skip(rank, when)
 
     def _skip(self, rank: int, when: When) -> None:
-        self._peers.send(rank, PeerKind.SKIP, {}, generation=when[0], sequence=when[1])
+        self._peers.send(rank, PeerKind.SKIP, {"pass": when[0]}, sequence=when[1])
 
     def _keep_late(self, arrival: Arrival) -> None:
         if self._pushes:
@@ -273,7 +273,7 @@ class Rounds:
                 kept.pop(when)
 
     def _take_data(self, rank: int, message: Message, wire: Wire) -> None:
-        when = (message.generation, message.sequence)
+        when = _when(message)
         arrival = Arrival(message.head, self._receive(message, wire))
         with self._condition:
             is_past = when < self._started or (self._rests and when[0] == self._started[0])
@@ -290,14 +290,14 @@ class Rounds:
                 self._skip(rank, when)
 
     def _take_skip(self, rank: int, message: Message, _: Wire) -> None:
-        when = (message.generation, message.sequence)
+        when = _when(message)
         with self._condition:
             if when >= self._started:
                 self._skips.setdefault(when, set()).add(rank)
                 self._condition.notify_all()
 
     def _take_want(self, rank: int, message: Message, _: Wire) -> None:
-        when = (message.generation, message.sequence)
+        when = _when(message)
         with self._condition:
             if when <= self._started or (self._rests and when[0] == self._started[0]):
                 self._skip(rank, when)  # this follows anything that was sent
@@ -306,7 +306,8 @@ class Rounds:
 
     def _take_rest(self, rank: int, message: Message, _: Wire) -> None:
         with self._condition:
-            self._resting.setdefault(message.generation, {})[rank] = message.sequence
+            number, turn = _when(message)
+            self._resting.setdefault(number, {})[rank] = turn
             self._condition.notify_all()
 
     def _receive(self, message: Message, wire: Wire) -> Flats:
@@ -323,6 +324,10 @@ class Rounds:
             self._broken.add(rank)
             self._skips.setdefault(self._started, set()).add(rank)
             self._condition.notify_all()
+
+
+def _when(message: Message) -> When:
+    return int(message.head["pass"]), message.sequence
 
 
 def _give_notice(missing: list[int], seconds: float) -> None:

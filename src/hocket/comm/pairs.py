@@ -102,7 +102,8 @@ class Pairs:
                 self._peers.send(rank, PeerKind.AREA, {}, area=self._area)
             sent = Sending(1, self._note_sent) if not is_beside else None
             parts = as_bytes(self._outgoing) if not is_beside else []
-            self._peers.send(rank, PeerKind.PAIR, {}, parts, generation=self._pass, sequence=self._number, sent=sent)
+            told = {"pass": self._pass}
+            self._peers.send(rank, PeerKind.PAIR, told, parts, sequence=self._number, sent=sent)
         if rank not in self._peers.live:
             self._lose(rank)
         return True
@@ -129,7 +130,7 @@ class Pairs:
         else:
             copy, answer = self._theirs[rank]
         with self._condition:
-            agrees = message.generation == self._pass >= 0
+            agrees = message.head["pass"] == self._pass >= 0
             if agrees:
                 for theirs, flat, step in zip(copy, self.flats, answer, strict=True):
                     torch.sub(theirs, flat, out=step)

@@ -95,8 +95,8 @@ class Peers(ABC):
 
     @abstractmethod
     def send(
-        self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
-        sequence: int = 0, sent: Sending | None = None, area: Area | None = None,
+        self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, sequence: int = 0,
+        sent: Sending | None = None, area: Area | None = None,
     ) -> None:  # fmt: skip
         """Have a message sent; returns at once. Nothing is sent to a worker that is gone.
 

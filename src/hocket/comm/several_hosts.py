@@ -19,8 +19,9 @@ from hocket.comm.communicator import Communicator, describe, named, through_cpu
 from hocket.comm.kernels import NARROW, reduce_into
 from hocket.comm.topology import Topology
 from hocket.errors import MismatchError, UsageError
-from hocket.transport.gate import Description, ranks, say, signature
+from hocket.transport.gate import signature
 from hocket.transport.process_group import ProcessGroup, Watcher
+from hocket.transport.waiting import Description, ranks, say
 
 _MESSAGE = 1024  # bytes of the first message
 _HEAD = struct.Struct("<qqq8x")  # signature, payload, length of the data that follows

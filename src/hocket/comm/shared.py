@@ -15,8 +15,9 @@ from hocket.comm.algorithms.memory_reductions import DIRECT_BYTES, SharedBuffer
 from hocket.comm.bucket_layout import Bucket, Place, cut
 from hocket.comm.communicator import Communicator, describe, named, through_cpu
 from hocket.comm.kernels import reduce_into
-from hocket.transport.gate import Description, signature
+from hocket.transport.gate import signature
 from hocket.transport.shared_memory import SharedMemory
+from hocket.transport.waiting import Description
 
 _SCRATCH = 1 << 20  # bytes per slot of the memory for collectives by hand; larger tensors go through it in parts
 _SCRATCH_PER_RANK = 1 << 17  # bytes of each part that every rank should have to reduce

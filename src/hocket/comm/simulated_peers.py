@@ -52,15 +52,15 @@ class SimulatedPeers(Peers):
         return False
 
     def send(
-        self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
-        sequence: int = 0, sent: Sending | None = None, area: Area | None = None,
+        self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, sequence: int = 0,
+        sent: Sending | None = None, area: Area | None = None,
     ) -> None:  # fmt: skip
         network, data = self._network, b"".join(parts)
         if sent is not None:
             sent.note()
         if rank not in network.workers:
             return
-        message = Message(kind, generation, sequence, json.loads(json.dumps(head)), len(data))
+        message = Message(kind, 0, sequence, json.loads(json.dumps(head)), len(data))
         now = network.simulation.now()
         arrival = max(now + network.speed.seconds(len(data)), self._arrivals.get(rank, 0.0))
         self._arrivals[rank] = arrival

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hocket.comm.peers import Gather, Peers, Sending
 from hocket.config import Config
@@ -84,8 +84,8 @@ class WirePeers(Peers):
             return rank in self._out and self._out[rank].wire.is_local
 
     def send(
-        self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, generation: int = 0,
-        sequence: int = 0, sent: Sending | None = None, area: Area | None = None,
+        self, rank: int, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = (), *, sequence: int = 0,
+        sent: Sending | None = None, area: Area | None = None,
     ) -> None:  # fmt: skip
         with self._lock:
             out = self._out.get(rank)
@@ -93,7 +93,7 @@ class WirePeers(Peers):
             if sent is not None:
                 sent.note()
             return
-        out.put((kind, sequence, head, parts, generation, sent, area))
+        out.put(_Item(kind, sequence, head, parts, sent, area))
 
     def close(self) -> None:
         if self._is_closed or self._process != os.getpid():
@@ -258,9 +258,9 @@ class _Outgoing:
     def _send(self) -> None:
         try:
             while (item := self._queue.get()) is not None:
-                kind, sequence, head, parts, generation, sent, area = item
+                kind, sequence, head, parts, sent, area = item
                 try:
-                    self.wire.send(kind, sequence, head, parts, generation)
+                    self.wire.send(kind, sequence, head, parts)
                     if area is not None:
                         handoff.give(self.wire.connection, area.descriptor)
                 finally:
@@ -281,8 +281,16 @@ class _Outgoing:
                 item = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if item is not None and item[5] is not None:
-                item[5].note()
+            if item is not None and item.sent is not None:
+                item.sent.note()
 
 
-_Item = tuple[int, int, dict[str, Any], Sequence[memoryview], int, Sending | None, Area | None]
+class _Item(NamedTuple):
+    """A message to be sent; ``sent`` is told when it is, and ``area`` goes with it."""
+
+    kind: int
+    sequence: int
+    head: dict[str, Any]
+    parts: Sequence[memoryview]
+    sent: Sending | None
+    area: Area | None

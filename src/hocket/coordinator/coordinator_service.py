@@ -17,9 +17,9 @@ from hocket.coordinator.liveness import Liveness
 from hocket.coordinator.meetings import Meetings
 from hocket.errors import HocketError, MismatchError
 from hocket.transport.area import Area
-from hocket.transport.replies import Answer, Body, Note
+from hocket.transport.replies import Answer, Body
 from hocket.transport.requests import BOARD, SERVER, WATCH
-from hocket.transport.waiting import Condition, Wait
+from hocket.transport.waiting import Condition, Note, Wait
 
 Batch = Sequence[int]
 """Queue, epoch and number of a batch."""

@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.transport.replies import Note
-from hocket.transport.waiting import Condition, Wait
+from hocket.transport.waiting import Condition, Note, Wait
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 
 from hocket.coordinator.ledger import FAILED, Ledger
 from hocket.errors import JobError
-from hocket.transport.gate import ranks
+from hocket.transport.waiting import ranks
 from hocket.transport.wire import Bell, Wire
 
 SILENT_AFTER = 1.5  # seconds without an answer of a host until a line says so

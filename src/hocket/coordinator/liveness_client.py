@@ -24,9 +24,10 @@ from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.ledger import FAILED
 from hocket.coordinator.liveness import ENDED, LOST_AFTER, UNANSWERED, News, Silence, Standing
 from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
-from hocket.transport.gate import FINISHED, NOTICE, Description, give_notice, ranks, say
+from hocket.transport.gate import FINISHED
 from hocket.transport.proof import NotProved
 from hocket.transport.requests import WATCH, Talk, join
+from hocket.transport.waiting import Description, Patience, give_notice, ranks, say
 from hocket.transport.wire import Bell, Closed, Wire
 
 _BEAT = 0.5  # seconds between two questions
@@ -67,7 +68,7 @@ class Watch:
         self.on_loss: Callable[[], None] = lambda: None
         self._news = News()
         self._counts: dict[str, int] = {}
-        self._lane, self._notice = "", 0.0
+        self._lane = ""
         self._standing: Standing | None = None
         self._stacks, self._stacks_after, self._left = 0, 0.0, ""
         self._fault: Exception | None = None
@@ -84,24 +85,21 @@ class Watch:
 
     def wait(self, done: Callable[[float], bool], what: Description) -> None:
         """Wait until ``done(seconds)``, which itself waits for that long, is true; raises if that cannot happen."""
-        start = time.monotonic()
+        patience = Patience(self._timeout)
         try:
             while not done(0.1):
-                self.look(what, start)
+                self.look(what, patience)
         finally:
             self.rest()
 
-    def look(self, what: Description, since: float) -> None:
-        """See ``Outlook``: what this rank waits in, since when; it is told to the others."""
-        waited = time.monotonic() - since
-        if waited > _TELL and self._standing is None:
-            self._notice = since + NOTICE
+    def look(self, what: Description, patience: Patience) -> None:
+        """See ``Outlook``: what this rank waits in is told to the others."""
+        if patience.seconds > _TELL and self._standing is None:
             self._tell(Standing(self._lane, dict(self._counts), say(what)))
         self.check(what)
-        if self._standing is not None and time.monotonic() > self._notice:
-            self._notice += NOTICE
-            self._give_notice(waited, what)
-        if waited > self._timeout:
+        if patience.is_notice_due():
+            self._give_notice(patience.seconds, what)
+        if patience.is_over:
             self._give_up(what)
 
     def rest(self) -> None:

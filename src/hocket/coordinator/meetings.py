@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from hocket.errors import JobError, MismatchError, ServerLost
-from hocket.transport.replies import Note
-from hocket.transport.waiting import Condition, Wait
+from hocket.transport.waiting import Condition, Note, Wait
 
 _STUCK = 2.0  # seconds with all others idle after which nobody will come
 

@@ -12,8 +12,8 @@ from torch import nn
 from hocket.comm.communicator import Communicator
 from hocket.config import Config
 from hocket.errors import UsageError
-from hocket.transport.gate import ranks
 from hocket.transport.nccl import NcclGroup
+from hocket.transport.waiting import ranks
 
 
 def take(local_rank: int) -> None:

@@ -19,10 +19,10 @@ from hocket.comm.topology import Topology
 from hocket.config import Config
 from hocket.errors import JobError, UsageError
 from hocket.transport import handoff
-from hocket.transport.gate import ranks
 from hocket.transport.interfaces import Listener, Target, addresses, try_addresses
 from hocket.transport.routes import Node, choose, explain
 from hocket.transport.store import Store, StoreLost
+from hocket.transport.waiting import ranks
 
 _SECONDS = 5.0  # seconds in which hosts try each other's addresses
 
@@ -180,7 +180,7 @@ def _find_address(store: Store, topology: Topology, secret: bytes, interface: st
 
 def _try_others(store: Store, topology: Topology, secret: bytes, interface: str | None) -> None:
     others = [number for number in range(len(topology.hosts)) if number != topology.host]
-    listener = Listener(secret, f"host {topology.host}")
+    listener = Listener(secret, topology.host)
     try:
         names = list(dict.fromkeys(name for name, _ in addresses()))
         here = {"port": listener.port, "addresses": addresses(interface), "interfaces": names}
@@ -188,9 +188,9 @@ def _try_others(store: Store, topology: Topology, secret: bytes, interface: str 
         targets = []
         for number in others:
             there = _read(store, f"listens {number}")
-            targets += [Target(f"host {number}", address, there["port"]) for _, address in there["addresses"]]
+            targets += [Target(number, address, there["port"]) for _, address in there["addresses"]]
         found = try_addresses(targets, secret, _SECONDS)
-        by_host = {n: [target.address for target in found if target.identity == f"host {n}"] for n in others}
+        by_host = {n: [target.address for target in found if target.number == n] for n in others}
         store.set(f"reaches {topology.host}", json.dumps(by_host))
         for number in others:
             store.get(f"reaches {number}")  # until then other hosts may still try this one

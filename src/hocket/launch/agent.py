@@ -226,7 +226,7 @@ class _Reaching:
 
     def __init__(self, secret: bytes, number: int) -> None:
         self._secret = secret
-        self._listener: interfaces.Listener | None = interfaces.Listener(secret, str(number))
+        self._listener: interfaces.Listener | None = interfaces.Listener(secret, number)
         self._reserved: list[socket.socket] = []
 
     def addresses(self, interface: str | None) -> dict[str, Any]:
@@ -237,9 +237,9 @@ class _Reaching:
 
     def reach(self, targets: list[list[Any]], seconds: float) -> dict[str, Any]:
         """Try all of ``targets`` (number of the host, address, port); those that lead there."""
-        wanted = [interfaces.Target(str(number), str(address), int(port)) for number, address, port in targets]
+        wanted = [interfaces.Target(int(number), str(address), int(port)) for number, address, port in targets]
         found = interfaces.try_addresses(wanted, self._secret, seconds)
-        return {"found": [[int(target.identity), target.address] for target in found]}
+        return {"found": [[target.number, target.address] for target in found]}
 
     def reserve(self, address: str) -> dict[str, Any]:
         """Ports on this host for the job (see ``Ports``), kept until ``close``."""

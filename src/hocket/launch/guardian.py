@@ -16,8 +16,9 @@ from pathlib import Path
 
 from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Happening, RecordDecoder
 from hocket.launch import leftovers
+from hocket.transport import wire
 
-_DISMISSAL = b"\0"
+_PROTECT, _DISMISS = 1, 2  # kinds of messages from the launcher
 _PATIENCE = 30.0  # seconds to try; a busy machine needs some to end its processes
 
 
@@ -43,12 +44,12 @@ class Guardian:
 
     def protect(self, mark: str) -> None:
         """From now on, end the job of this mark."""
-        os.write(self._writer, mark.encode() + b"\n")
+        os.write(self._writer, wire.encode(_PROTECT, {"mark": mark}, b""))
 
     def dismiss(self) -> None:
         """The job has ended in order, and its processes are gone; returns when its temporary folders are, too."""
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._writer, _DISMISSAL)
+            os.write(self._writer, wire.encode(_DISMISS, {}, b""))
         os.close(self._writer)
         os.close(self.ledger)
         with contextlib.suppress(ChildProcessError):
@@ -119,9 +120,7 @@ def _guard(reader: int, heard: int, folder: str) -> None:
             os.closerange(low + 1, high)
         os.set_blocking(heard, False)
         unfinished = Unfinished()
-        told = _wait(reader, heard, unfinished)
-        is_dismissed = told.endswith(_DISMISSAL)
-        mark = told.partition(b"\n")[0].decode() if b"\n" in told else ""
+        mark, is_dismissed = _wait(reader, heard, unfinished)
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             if mark and not is_dismissed:
@@ -136,18 +135,20 @@ def _guard(reader: int, heard: int, folder: str) -> None:
         os._exit(0)
 
 
-def _wait(reader: int, heard: int, unfinished: Unfinished) -> bytes:
-    """What the launcher has said when it has dismissed this process, or is gone."""
-    told = b""
-    while not told.endswith(_DISMISSAL):
+def _wait(reader: int, heard: int, unfinished: Unfinished) -> tuple[str, bool]:
+    """The mark of the job, and whether the launcher has dismissed this process, or is gone."""
+    mark, messages = "", wire.Decoder()
+    while True:
         ready, _, _ = select.select([reader, heard], [], [])
         if heard in ready:
             _hear(heard, unfinished)
         if reader in ready:
             if not (data := os.read(reader, 1 << 12)):
-                break
-            told += data
-    return told
+                return mark, False
+            for message, _ in messages.feed(data):
+                if message.kind == _DISMISS:
+                    return mark, True
+                mark = message.head["mark"]
 
 
 def _hear(heard: int, unfinished: Unfinished) -> None:

@@ -13,8 +13,9 @@ from hocket.server.rows import RowShard
 from hocket.server.server_service import Service
 from hocket.server.table import Table
 from hocket.server.terms import Definition, Kind, Push
-from hocket.transport.replies import Answer, Body, Note
+from hocket.transport.replies import Answer, Body
 from hocket.transport.tensor_bytes import as_bytes
+from hocket.transport.waiting import Note
 
 _MOST_NUMBERS = 1 << 30  # bytes of the numbers of rows in one message
 

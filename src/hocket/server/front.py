@@ -10,8 +10,9 @@ from hocket.coordinator import coordinator_client as coordinator
 from hocket.coordinator.coordinator_service import Ask, Tell
 from hocket.server.answers import Answers
 from hocket.server.server_service import Service
-from hocket.transport.replies import Answer, Body, Note, Reception
+from hocket.transport.replies import Answer, Body, Reception
 from hocket.transport.requests import COORDINATOR, SERVER
+from hocket.transport.waiting import Note
 
 
 class Front:

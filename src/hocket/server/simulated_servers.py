@@ -17,9 +17,10 @@ from hocket.server.server_client import Client
 from hocket.server.server_service import Service
 from hocket.server.terms import Kind
 from hocket.transport.area import Area
-from hocket.transport.replies import Answer, Body, Note
+from hocket.transport.replies import Answer, Body
 from hocket.transport.requests import SERVER, Link
 from hocket.transport.simulated import Simulation, Speed
+from hocket.transport.waiting import Note
 
 
 @dataclass

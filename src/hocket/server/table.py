@@ -14,8 +14,7 @@ from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
 from hocket.server.shard import Contribution, Gradient, Shard
 from hocket.server.terms import Push
-from hocket.transport.replies import Note
-from hocket.transport.waiting import Condition, Wait
+from hocket.transport.waiting import Condition, Note, Wait
 
 
 @dataclass

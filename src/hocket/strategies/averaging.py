@@ -11,7 +11,7 @@ from torch import nn
 
 from hocket.comm.communicator import Communicator
 from hocket.comm.exchange import Ticket
-from hocket.transport.gate import Description
+from hocket.transport.waiting import Description
 
 _AT_ONCE = 64 << 20  # bytes that are averaged at once
 

@@ -12,7 +12,7 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.exchange import Ticket
 from hocket.errors import StrategyError
 from hocket.strategies.averaging import Places, look_up
-from hocket.transport.gate import Description
+from hocket.transport.waiting import Description
 
 
 class Fragment:

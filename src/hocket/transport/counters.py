@@ -7,7 +7,8 @@ import time
 from hocket import spans
 from hocket.transport import futex
 from hocket.transport.area import LINE, Area, aligned
-from hocket.transport.gate import Description, Gate, Waiting
+from hocket.transport.gate import Gate, Waiting
+from hocket.transport.waiting import Description, Patience
 
 _SPINS = 50
 
@@ -49,7 +50,7 @@ class Counters:
                 if spins < 0:
                     waiting = waiting or Waiting(
                         what,
-                        time.monotonic(),
+                        Patience(self._gate.timeout),
                         lambda r: r not in ranks or (self._words[r * 16] - count) & 0xFFFFFFFF < 1 << 31,
                     )
                     slept = True

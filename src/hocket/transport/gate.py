@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +24,12 @@ from hocket import spans
 from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
 from hocket.transport import futex
 from hocket.transport.area import LINE, Area, aligned
+from hocket.transport.waiting import Description, Patience, give_notice, ranks, say
 
 _TEXT = 256  # bytes in which a rank says what it waits in
 _SLICE = 0.1  # seconds of sleep between two looks at whether the others live
 _STATE, _PID, _TEXT_OF, _GAVE_UP = 1, 2, 3, 4  # words of a rank's line; the first is its sequence number
 _RUNNING, _FINISHED, _FAILED = 0, 1, 2
-
-NOTICE = 30.0
-"""Seconds between two lines about a rank that others wait for, everywhere."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes a worker print the stacks of all its threads (see ``hocket.job.worker``)."""
@@ -43,35 +40,25 @@ FINISHED = (
 )
 """What is said of ranks that others wait for in vain."""
 
-Description = str | Callable[[], str]
-
 
 def signature(text: str) -> int:
     """A number that differs, almost surely, between two descriptions."""
     return zlib.crc32(text.encode())
 
 
-def ranks(numbers: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0, 2, 3``, for messages."""
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
 class Waiting(NamedTuple):
-    """A wait for other ranks: what it is for, since when, and who has come."""
+    """A wait for other ranks: what it is for, how long it may take, and who has come."""
 
     what: Description
-    since: float
+    patience: Patience
     arrived: Callable[[int], bool]
 
 
 class Outlook(Protocol):
     """What ranks that wait at a gate know of ranks on other hosts, if there are any."""
 
-    def look(self, what: Description, since: float) -> None:
-        """Called now and then during a wait that began at the monotonic time ``since``.
-
-        Raises if the wait is in vain or past its deadline.
-        """
+    def look(self, what: Description, patience: Patience) -> None:
+        """Called now and then during a wait; raises if the wait is in vain or past its deadline."""
 
     def rest(self) -> None:
         """The wait is over."""
@@ -149,7 +136,7 @@ class Gate:
             while words[word] not in here:
                 spins -= 1
                 if spins < 0:
-                    waiting = waiting or Waiting(what, time.monotonic(), lambda r: words[r * 16] in here)
+                    waiting = waiting or Waiting(what, Patience(self.timeout), lambda r: words[r * 16] in here)
                     self.sleep(peer, waiting, words, self._address, self._asleep)
         if begin:
             spans.add(spans.WAIT, spans.MEETING, begin, time.perf_counter(), number=sequence)
@@ -171,14 +158,13 @@ class Gate:
 
         Args:
             peer: The rank to wait for.
-            waiting: Since when this rank waits, and for what.
+            waiting: What this rank waits for, and how long.
             words: One line per rank, which begins with the number that the rank changes when it arrives.
             address: Where the lines are.
             asleep: One byte per rank: whether it sleeps, so that a rank that changes its number knows to wake others.
         """
         word, arrived = peer * 16, waiting.arrived
         start = time.monotonic()
-        notice = waiting.since + NOTICE * (1 + (start - waiting.since) // NOTICE)
         asleep[self.rank] = 1
         futex.fence()
         try:
@@ -187,16 +173,14 @@ class Gate:
                 if arrived(peer):
                     break
                 futex.wait(address + peer * LINE, seen, _SLICE)
-                now = time.monotonic()
-                if now - start >= _SLICE and not arrived(peer):
+                if time.monotonic() - start >= _SLICE and not arrived(peer):
                     self._check_lost(waiting)
                     if self.outlook is not None:
-                        self.outlook.look(waiting.what, waiting.since)
+                        self.outlook.look(waiting.what, waiting.patience)
                         continue
-                    if now > notice:
-                        notice += NOTICE
-                        self._give_notice(now - waiting.since, waiting)
-                    if now - waiting.since > self.timeout:
+                    if waiting.patience.is_notice_due():
+                        self._give_notice(waiting)
+                    if waiting.patience.is_over:
                         self._give_up(waiting)
         finally:
             asleep[self.rank] = 0
@@ -229,11 +213,11 @@ class Gate:
             error = WorkerLost(f"{text}, but {self._say_ranks(lost)} on {where} ended before arriving there")
         raise error if self.outlook is None else self.outlook.explain(error, waiting.what)
 
-    def _give_notice(self, seconds: float, waiting: Waiting) -> None:
+    def _give_notice(self, waiting: Waiting) -> None:
         missing, here = self._missing(waiting)
         if missing and here[0] == self.rank:
             waiters, others = ([self.numbers[rank] for rank in each] for each in (here, missing))
-            give_notice(waiters, others, seconds, waiting.what, self.timeout)
+            give_notice(waiters, others, waiting.patience.seconds, waiting.what, self.timeout)
 
     def _give_up(self, waiting: Waiting) -> None:
         missing, here = self._missing(waiting)
@@ -264,16 +248,6 @@ class Gate:
         raise disagreement({text: [self.numbers[rank] for rank in who] for text, who in said.items()})
 
 
-def give_notice(here: Sequence[int], missing: Sequence[int], seconds: float, what: Description, timeout: float) -> None:
-    """Print who waits for whom in what."""
-    print(
-        f"hocket: {ranks(here)} waited {seconds:.0f} s for {ranks(missing)} (alive) in {say(what)}; giving up after "
-        f"{timeout:g} s (--timeout)",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
 def disagreement(said: Mapping[str, Sequence[int]]) -> MismatchError:
     """The error of ranks that came to one meeting for different things: ``said`` maps each to its ranks."""
     return MismatchError(
@@ -281,11 +255,6 @@ def disagreement(said: Mapping[str, Sequence[int]]) -> MismatchError:
         + "; ".join(f"{ranks(who)}: {text}" for text, who in said.items())
         + ". All ranks must make the same calls in the same order, with the same shapes and types"
     )
-
-
-def say(what: Description) -> str:
-    """The description in words."""
-    return what if isinstance(what, str) else what()
 
 
 def _has_ended(pidfd: int) -> bool:

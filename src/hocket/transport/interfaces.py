@@ -2,17 +2,17 @@
 
 Addresses that are written down may lead nowhere, to another machine, or back to the one that asks (many hosts have the
 same address on docker0). So every host listens, every other one tries each of its addresses, and an address counts if
-who answers there proves that it knows the job's secret and is the host that was meant.
+who answers there proves that it knows the job's secret and is the host that was meant (see ``proof``). The proof covers
+the address that was tried: who only passes it on is not that host.
 """
 
 from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import fcntl
-import hmac
 import ipaddress
-import secrets
 import socket
 import struct
 import threading
@@ -21,18 +21,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hocket.transport.proof import ANSWER, CHALLENGE, NotProved, Proof
+
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913
 _ENTRY = struct.Struct("16s16s8x")  # a name and a socket address
 _UP = 1
-_HELLO = b"hocket reach 1\0\0"
-_NONCE, _PROOF = 32, 32
+_ASKS = (1 << 32) - 1  # the number of an end that tries addresses
 _AFTER = 0.5  # seconds for the other addresses of hosts that have all answered somewhere
 
 
 class Target(NamedTuple):
-    """An address at which a host is thought to be."""
+    """An address at which the host of a number is thought to be."""
 
-    identity: str
+    number: int
     address: str
     port: int
 
@@ -52,12 +53,16 @@ def addresses(interface: str | None = None) -> list[tuple[str, str]]:
 class Listener:
     """Answers on one port of all interfaces, from a thread of its own, until it is closed.
 
+    Args:
+        secret: The secret of the job.
+        number: The number of this host.
+
     Attributes:
         port: The port.
     """
 
-    def __init__(self, secret: bytes, identity: str) -> None:
-        self._secret, self._identity = secret, identity
+    def __init__(self, secret: bytes, number: int) -> None:
+        self._secret, self._number = secret, number
         server = _open_server()
         self.port = int(server.getsockname()[1])
         self._loop = asyncio.new_event_loop()
@@ -87,18 +92,11 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with contextlib.suppress(OSError, EOFError, TimeoutError, NotProved):
             async with asyncio.timeout(5):
-                asked = await reader.readexactly(len(_HELLO) + _NONCE)
-                if asked.startswith(_HELLO):
-                    own = secrets.token_bytes(_NONCE)
-                    address = _plain(writer.get_extra_info("sockname")[0])
-                    writer.write(own + _prove(self._secret, self._identity, address, asked[len(_HELLO) :], own))
-                    await writer.drain()
-        except (OSError, EOFError, TimeoutError):
-            pass
-        finally:
-            writer.close()
+                address = writer.get_extra_info("sockname")[0]
+                await _prove(reader, writer, self._secret, self._number, address, accepts=True)
+        writer.close()
 
 
 def try_addresses(targets: Sequence[Target], secret: bytes, seconds: float) -> list[Target]:
@@ -117,15 +115,15 @@ def try_addresses(targets: Sequence[Target], secret: bytes, seconds: float) -> l
 
 async def _try_all(targets: Sequence[Target], secret: bytes, seconds: float) -> list[Target]:
     tasks = {asyncio.create_task(_try(target, secret)): target for target in targets}
-    wanted = {target.identity for target in targets}
+    wanted = {target.number for target in targets}
     deadline = time.monotonic() + seconds
     pending = set(tasks)
     while pending and (left := deadline - time.monotonic()) > 0:
         done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        wanted -= {tasks[task].identity for task in done if task.result()}
+        wanted -= {tasks[task].number for task in done if task.result()}
         if not wanted:
             deadline = min(deadline, time.monotonic() + _AFTER)
-            wanted = {""}
+            wanted = {-1}
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
@@ -133,23 +131,27 @@ async def _try_all(targets: Sequence[Target], secret: bytes, seconds: float) -> 
 
 
 async def _try(target: Target, secret: bytes) -> bool:
-    writer = None
     try:
         reader, writer = await asyncio.open_connection(target.address, target.port, limit=128)
-        nonce = secrets.token_bytes(_NONCE)
-        writer.write(_HELLO + nonce)
-        answer = await reader.readexactly(_NONCE + _PROOF)
-    except (OSError, EOFError):
+    except OSError:
+        return False
+    try:
+        return await _prove(reader, writer, secret, _ASKS, target.address, accepts=False) == target.number
+    except (OSError, EOFError, NotProved):
         return False
     finally:
-        if writer is not None:
-            writer.close()
-    expected = _prove(secret, target.identity, _plain(target.address), nonce, answer[:_NONCE])
-    return hmac.compare_digest(expected, answer[_NONCE:])
+        writer.close()
 
 
-def _prove(secret: bytes, identity: str, address: str, theirs: bytes, own: bytes) -> bytes:
-    return hmac.digest(secret, b"\0".join((_HELLO, identity.encode(), address.encode(), theirs, own)), "sha256")
+async def _prove(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, name: int, address: str, *, accepts: bool
+) -> int:
+    """As ``proof.prove``, for the address that was tried."""
+    proof = Proof(secret, name, _plain(address).encode(), accepts=accepts)
+    writer.write(proof.challenge)
+    theirs = await reader.readexactly(CHALLENGE)
+    writer.write(proof.answer(theirs))
+    return proof.check(theirs, await reader.readexactly(ANSWER))
 
 
 def _open_server() -> socket.socket:

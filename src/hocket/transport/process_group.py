@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from hocket.errors import HocketError
-from hocket.transport.gate import Description, Outlook
+from hocket.transport.gate import Outlook
 from hocket.transport.store import Store
+from hocket.transport.waiting import Description
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,

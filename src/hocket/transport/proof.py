@@ -7,7 +7,6 @@ bytes is read before that.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import socket
@@ -18,11 +17,53 @@ from hocket.errors import JobError
 
 _CHALLENGE = 32
 _NAME = struct.Struct("!I")
+CHALLENGE, ANSWER = _NAME.size + _CHALLENGE, 32
+"""Bytes of a challenge, with the name of who sends it, and of an answer."""
+
 _ALERT = b"\x15\x03"  # the first bytes of an alert of TLS
 
 
 class NotProved(JobError):
     """The other end is not of this job; to try again is of no use."""
+
+
+class Proof:
+    """One end's part in the proof, whatever carries the bytes; both ends make one.
+
+    Args:
+        secret: The secret of the job.
+        name: The number of this end.
+        binding: What both ends must see alike of the connection: with TLS, the server's certificate.
+        accepts: Whether this end has accepted the connection; the other one has made it.
+
+    Attributes:
+        challenge: What this end sends first.
+    """
+
+    def __init__(self, secret: bytes, name: int, binding: bytes = b"", *, accepts: bool) -> None:
+        self._secret, self._name, self._binding, self._accepts = secret, name, binding, accepts
+        self.challenge = _NAME.pack(name) + secrets.token_bytes(_CHALLENGE)
+
+    def answer(self, theirs: bytes) -> bytes:
+        """What this end sends when it has the other end's challenge."""
+        return self._hash(self._accepts, self.challenge, theirs)
+
+    def check(self, theirs: bytes, answer: bytes) -> int:
+        """The number of the other end, which has sent the challenge ``theirs``, and then ``answer``.
+
+        Raises:
+            NotProved: the other end does not know the secret.
+        """
+        if not hmac.compare_digest(answer, self._hash(not self._accepts, theirs, self.challenge)):
+            raise NotProved("a peer did not know this job's secret: another program has connected to its port")
+        (peer,) = _NAME.unpack_from(theirs)
+        if peer == self._name:
+            raise NotProved("this process has connected to itself")
+        return int(peer)
+
+    def _hash(self, accepts: bool, own: bytes, other: bytes) -> bytes:
+        role = b"accepts" if accepts else b"connects"
+        return hmac.digest(self._secret, role + own + other + self._binding, "sha256")
 
 
 def prove(connection: socket.socket, secret: bytes, name: int, binding: bytes = b"", *, accepts: bool) -> int:
@@ -45,22 +86,13 @@ def prove(connection: socket.socket, secret: bytes, name: int, binding: bytes = 
     """
     timeout = connection.gettimeout()
     deadline = None if timeout is None else time.monotonic() + timeout
-    mine = _NAME.pack(name) + secrets.token_bytes(_CHALLENGE)
-    connection.sendall(mine)
-    theirs = receive(connection, len(mine), deadline)
-    connection.sendall(_answer(secret, accepts, mine, theirs, binding))
-    if not hmac.compare_digest(receive(connection, 32, deadline), _answer(secret, not accepts, theirs, mine, binding)):
-        raise NotProved("a peer did not know this job's secret: another program has connected to its port")
+    proof = Proof(secret, name, binding, accepts=accepts)
+    connection.sendall(proof.challenge)
+    theirs = receive(connection, CHALLENGE, deadline)
+    connection.sendall(proof.answer(theirs))
+    peer = proof.check(theirs, receive(connection, ANSWER, deadline))
     connection.settimeout(timeout)
-    (peer,) = _NAME.unpack_from(theirs)
-    if peer == name:
-        raise NotProved("this process has connected to itself")
-    return int(peer)
-
-
-def _answer(secret: bytes, accepts: bool, own: bytes, other: bytes, binding: bytes) -> bytes:
-    role = b"accepts" if accepts else b"connects"
-    return hmac.new(secret, role + own + other + binding, hashlib.sha256).digest()
+    return peer
 
 
 def receive(connection: socket.socket, count: int, deadline: float | None = None) -> bytes:

@@ -21,18 +21,13 @@ from hocket.transport import handoff, tls
 from hocket.transport.area import Area
 from hocket.transport.door import Door, listen, listen_here
 from hocket.transport.requests import WATCH, Talk, encrypted
+from hocket.transport.waiting import Note
 from hocket.transport.wire import Closed, Message, Wire, WireError
 
 NO_SENSE = "messages that make no sense"
 GRACE = 1.0  # seconds in which a peer whose connection broke can come back; a live one does so at once
 _FIRST_WORDS = 30.0  # seconds that a peer has to say who it is
 _MOST_DROPPED = 1 << 36  # bytes of a message that are thrown away; a push that was sent twice may be long
-
-
-class Note(Protocol):
-    """Is told now and then for whom a worker has been waiting, and for how long."""
-
-    def __call__(self, ranks: list[int], seconds: float, /) -> None: ...
 
 
 class Body(Protocol):

@@ -17,7 +17,7 @@ from hocket.config import Config
 from hocket.errors import HocketError, JobError, ServerLost
 from hocket.transport import door, handoff
 from hocket.transport.area import Area
-from hocket.transport.gate import ranks
+from hocket.transport.waiting import ranks
 from hocket.transport.wire import Closed, Message, Wire, WireError, until
 
 _AGAIN = 3.0  # seconds in which a broken connection can be made anew

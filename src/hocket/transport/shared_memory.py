@@ -9,7 +9,8 @@ from hocket.errors import JobError
 from hocket.transport import handoff
 from hocket.transport.area import Area
 from hocket.transport.counters import Counters
-from hocket.transport.gate import Description, Gate, ranks, signature
+from hocket.transport.gate import Gate, signature
+from hocket.transport.waiting import Description, ranks
 
 
 class SharedMemory:

@@ -8,9 +8,10 @@ from typing import Any
 from hocket.errors import WorkerLost
 from hocket.transport.area import Area
 from hocket.transport.counters import Counters
-from hocket.transport.gate import FINISHED, Description, disagreement, ranks, say, signature
+from hocket.transport.gate import FINISHED, disagreement, signature
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.simulated import Simulation
+from hocket.transport.waiting import Description, ranks, say
 
 
 class SimulatedHost:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hocket.errors import DeadlineExceeded
-from hocket.transport.gate import NOTICE
-from hocket.transport.replies import Note
+
+NOTICE = 30.0
+"""Seconds between two lines about those that others wait for, everywhere."""
+
+Description = str | Callable[[], str]
+"""What somebody waits in; it is put into words only if it has to be said."""
+
+
+class Note(Protocol):
+    """Told, while a request waits for other workers, which of them it waits for, and for how long."""
+
+    def __call__(self, ranks: list[int], seconds: float, /) -> None: ...
 
 
 class Condition(Protocol):
@@ -18,6 +30,42 @@ class Condition(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
     def notify_all(self) -> None: ...
+
+
+class Patience:
+    """How long somebody has waited, when to say so, and when to give up; the wait begins now.
+
+    Args:
+        timeout: Seconds that the wait may take.
+        clock: Tells the time.
+    """
+
+    def __init__(self, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout, self._clock = timeout, clock
+        self._begin, self._told = clock(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long the wait has taken so far."""
+        return self._clock() - self._begin
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the wait has taken too long."""
+        return self.seconds >= self._timeout
+
+    @property
+    def left(self) -> float:
+        """Seconds until there is something to say, or to give up."""
+        return min(self._timeout, self._told + NOTICE) - self.seconds
+
+    def is_notice_due(self) -> bool:
+        """Whether to say now who is waited for; once for each time."""
+        waited = self.seconds
+        if waited - self._told < NOTICE:
+            return False
+        self._told = waited
+        return True
 
 
 class Wait:
@@ -41,34 +89,50 @@ class Wait:
         what: str,
         whom: str = "rank",
     ) -> None:
-        self._condition, self._timeout, self._clock = condition, timeout, clock
+        self._condition, self._timeout, self._patience = condition, timeout, Patience(timeout, clock)
         self._note, self._what, self._whom = note, what, whom
-        self._begin, self._told = clock(), 0.0
 
     @property
     def seconds(self) -> float:
         """How long the wait has taken so far."""
-        return self._clock() - self._begin
+        return self._patience.seconds
 
-    def sleep(self, ranks: Sequence[int], most: float | None = None) -> None:
+    def sleep(self, missing: Sequence[int], most: float | None = None) -> None:
         """Sleep until something has changed, which the caller has to look at.
 
         Args:
-            ranks: The ranks that the worker waits for.
+            missing: The ranks that the worker waits for.
             most: Seconds of the whole wait after which to wake up at the latest.
 
         Raises:
             DeadlineExceeded: the wait has taken too long.
         """
-        waited = self.seconds
-        if waited >= self._timeout:
-            who = f"{self._whom}{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        if self._patience.is_over:
             raise DeadlineExceeded(
-                f"{who} did not {self._what} within {self._timeout:g} s: see their output, or give them more time with "
-                "--timeout"
+                f"{ranks(missing, self._whom)} did not {self._what} within {self._timeout:g} s: see their output, or "
+                "give them more time with --timeout"
             )
-        if waited - self._told >= NOTICE:
-            self._told = waited
-            self._note(list(ranks), waited)
-        until = min(self._timeout, self._told + NOTICE, self._timeout if most is None else most)
-        self._condition.wait(max(until - waited, 0.001))
+        if self._patience.is_notice_due():
+            self._note(list(missing), self.seconds)
+        left = self._patience.left
+        self._condition.wait(max(left if most is None else min(left, most - self.seconds), 0.001))
+
+
+def say(what: Description) -> str:
+    """The description in words."""
+    return what if isinstance(what, str) else what()
+
+
+def ranks(numbers: Sequence[int], noun: str = "rank") -> str:
+    """``rank 3`` or ``ranks 0, 2, 3``, for messages."""
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def give_notice(here: Sequence[int], missing: Sequence[int], seconds: float, what: Description, timeout: float) -> None:
+    """Print who waits for whom in what."""
+    print(
+        f"hocket: {ranks(here)} waited {seconds:.0f} s for {ranks(missing)} (alive) in {say(what)}; giving up after "
+        f"{timeout:g} s (--timeout)",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -115,6 +115,8 @@ class Wire:
     ) -> None:
         """Send a message; blocks until the system has taken all of it.
 
+        ``generation`` is that of the job's membership, where the message holds for one of them only.
+
         Raises:
             Closed: the connection broke.
             WireError: the message is too long; nothing was sent.

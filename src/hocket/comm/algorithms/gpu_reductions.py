@@ -11,8 +11,8 @@ import torch
 from hocket import spans
 from hocket.comm.bucket_layout import Layout
 from hocket.comm.exchange import Algorithm, Ticket
-from hocket.transport.gate import Description
 from hocket.transport.nccl import NcclGroup
+from hocket.transport.waiting import Description
 
 Meet = Callable[[int, int, Description], list[int]]
 

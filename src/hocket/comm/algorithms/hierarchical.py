@@ -16,8 +16,8 @@ from hocket.comm.algorithms.memory_reductions import SharedBuffer
 from hocket.comm.algorithms.network_reductions import Lane, NetworkReduction
 from hocket.comm.bucket_layout import Layout, cut
 from hocket.comm.kernels import scaled_sum_into
-from hocket.transport.gate import Description
 from hocket.transport.shared_memory import SharedMemory
+from hocket.transport.waiting import Description
 
 
 class _Slice(NamedTuple):

@@ -12,8 +12,8 @@ from hocket.comm.exchange import Algorithm, Ticket
 from hocket.comm.kernels import average_into
 from hocket.errors import MismatchError
 from hocket.transport.area import Area, aligned
-from hocket.transport.gate import Description, say
 from hocket.transport.shared_memory import SharedMemory
+from hocket.transport.waiting import Description, say
 
 DIRECT_BYTES = 1 << 15  # up to so many bytes the direct algorithm is faster for any number of ranks
 

@@ -19,8 +19,8 @@ from hocket import spans
 from hocket.comm.bucket_layout import Bucket, Layout
 from hocket.comm.exchange import Algorithm, Ticket
 from hocket.comm.topology import Topology
-from hocket.transport.gate import Description
 from hocket.transport.process_group import ProcessGroup
+from hocket.transport.waiting import Description
 
 _LOOK_AT_ALL, _LOOK_EVERY = 16, 16  # exchanges whose times are taken: the first 16, then one in 16
 _LATE = 0.001  # seconds from which a worker counts as late
