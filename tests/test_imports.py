@@ -12,7 +12,8 @@ LAYERS = ["transport", "comm", "updates", "coordinator", "server", "capture", "s
 COMMON = {  # for everyone, and what of each other they may import
     "errors": set(),
     "config": {"errors"},
-    "events": {"errors", "config"},
+    "messages": {"errors"},
+    "events": {"errors", "config", "messages"},
     "spans": {"events"},
     "specs": {"errors"},
 }

@@ -1,6 +1,6 @@
 """Typed records of what happens in a job, and the sinks that take them.
 
-A record is the head of a message (see hocket.transport.wire). Records travel to the launcher through an inherited pipe;
+A record is the head of a message (see hocket.messages). Records travel to the launcher through an inherited pipe;
 where there is none they go nowhere.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, get_args
 
-from hocket.transport import wire
+from hocket import messages
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class PipeSink:
 
 def encode(record: Record) -> bytes:
     """A record as a message without a body."""
-    return wire.encode(0, {"kind": record.kind, **vars(record)}, b"")
+    return messages.encode(0, {"kind": record.kind, **vars(record)}, b"")
 
 
 class RecordDecoder:
@@ -341,16 +341,16 @@ class RecordDecoder:
     """
 
     def __init__(self) -> None:
-        self._messages: wire.Decoder | None = wire.Decoder()
+        self._messages: messages.Decoder | None = messages.Decoder()
 
     def feed(self, data: bytes) -> list[Record]:
         """The records that ``data`` completes."""
         try:
-            messages = self._messages.feed(data) if self._messages is not None else []
-        except wire.WireError:
+            found = self._messages.feed(data) if self._messages is not None else []
+        except messages.WireError:
             self._messages = None
             return []
-        return [record for message, _ in messages if (record := _read(message.head)) is not None]
+        return [record for message, _ in found if (record := _read(message.head)) is not None]
 
 
 def _read(fields: dict[str, Any]) -> Record | None:

@@ -22,10 +22,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from server.serving import alone, client, copy, gradient, knock, links, serve, until
 
 from hocket.coordinator.dealer_client import Deal
+from hocket.messages import HEADER
 from hocket.server.server_client import Client
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport.replies import GRACE
-from hocket.transport.wire import HEADER, Wire
+from hocket.transport.wire import Wire
 
 TERMS = Terms(staleness=None, groups=0)
 _AT_A_TIME = 200  # steps of the worker that trains, after which a new server is taken

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
+from hocket import messages
 from hocket.errors import JobError
 from hocket.launch.channel import Channel, Frame
-from hocket.transport import wire
 
 
 def line() -> tuple[Channel, Channel]:
@@ -14,8 +14,15 @@ def line() -> tuple[Channel, Channel]:
     return Channel(reader, writer), Channel(back, there)
 
 
-@pytest.mark.parametrize("data", [b"Welcome to node1!\n", wire.encode(3, {"kind": "x"}, b""), wire.encode(0, {}, b""),
-                                  wire.encode(0, {"kind": 3}, b"")])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"Welcome to node1!\n",
+        messages.encode(3, {"kind": "x"}, b""),
+        messages.encode(0, {}, b""),
+        messages.encode(0, {"kind": 3}, b""),
+    ],
+)
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
     near, far = line()
     near.send_raw(data)

@@ -11,10 +11,11 @@ from server.serving import Served, alone, client, copy, gradient, knock, links, 
 
 from hocket.coordinator.coordinator_service import Ask
 from hocket.errors import JobError, MismatchError
+from hocket.messages import HEADER, MAGIC, VERSION
 from hocket.server.copies import DenseCopy
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport.requests import Talk
-from hocket.transport.wire import HEADER, MAGIC, VERSION, Wire
+from hocket.transport.wire import Wire
 
 NO_SENSE = "messages that make no sense"
 ASYNCHRONOUS = Terms(staleness=None, groups=0)

@@ -9,11 +9,12 @@ from server.serving import ADDRESS, SECRET, Served, alone, client, copy, knock, 
 
 from hocket.coordinator.coordinator_service import Ask
 from hocket.errors import JobError
+from hocket.messages import HEADER, MAGIC, VERSION
 from hocket.server.server_client import Client
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport import door, replies
 from hocket.transport.requests import SERVER, Talk, join
-from hocket.transport.wire import HEADER, MAGIC, VERSION, Closed, Wire
+from hocket.transport.wire import Closed, Wire
 
 ASYNCHRONOUS = Terms(staleness=None, groups=0)
 TWICE, BEFORE, NO_SENSE = "messages that came twice", "messages that were sent before", "messages that make no sense"

@@ -10,10 +10,10 @@ from server.serving import Served, alone, client, copy, links, local_links, serv
 
 from hocket.coordinator.coordinator_service import Ask
 from hocket.errors import DeadlineExceeded, HocketError, JobError, ServerLost
+from hocket.messages import Message, WireError
 from hocket.server.server_client import Client
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport.requests import Link, WireLink
-from hocket.transport.wire import Message, WireError
 
 ASYNCHRONOUS = Terms(staleness=None, groups=0)
 

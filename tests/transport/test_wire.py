@@ -15,19 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hocket.transport.wire import (
-    HEADER,
-    MAGIC,
-    MOST_BODY,
-    MOST_HEAD,
-    VERSION,
-    Bell,
-    Closed,
-    Decoder,
-    Wire,
-    WireError,
-    encode,
-)
+from hocket.messages import HEADER, MAGIC, MOST_BODY, MOST_HEAD, VERSION, Decoder, WireError, encode
+from hocket.transport.wire import Bell, Closed, Wire
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats(allow_nan=False) | st.text(),

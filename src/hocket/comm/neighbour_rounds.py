@@ -36,9 +36,10 @@ import torch
 from hocket import spans
 from hocket.comm.peers import Peers, Sending
 from hocket.errors import DeadlineExceeded
+from hocket.messages import Message, WireError
 from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.waiting import Wait, ranks
-from hocket.transport.wire import Message, Wire, WireError
+from hocket.transport.wire import Wire
 
 _ASK = 0.05  # seconds after which a worker asks whether something will come
 

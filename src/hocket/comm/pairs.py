@@ -17,11 +17,12 @@ import torch
 from hocket.comm.neighbour_rounds import Flats, PeerKind
 from hocket.comm.peers import Peers, Sending
 from hocket.errors import DeadlineExceeded
+from hocket.messages import Message, WireError
 from hocket.transport import handoff
 from hocket.transport.area import Area, aligned
 from hocket.transport.tensor_bytes import as_bytes
 from hocket.transport.waiting import Condition
-from hocket.transport.wire import Message, Wire, WireError
+from hocket.transport.wire import Wire
 
 _EVERY = 1.0  # seconds between two measurements
 

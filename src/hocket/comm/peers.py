@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from hocket.messages import Message
 from hocket.transport.area import Area
 from hocket.transport.waiting import Condition
-from hocket.transport.wire import Message, Wire
+from hocket.transport.wire import Wire
 
 Handler = Callable[[int, Message, Wire], None]
 """Takes a message of a rank, in the thread that hears that rank; must receive the whole body, and wait for nobody."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.comm.peers import Gather, Peers, Sending
+from hocket.messages import Message
 from hocket.transport.area import Area
 from hocket.transport.simulated import Simulation, Speed
 from hocket.transport.waiting import Condition
-from hocket.transport.wire import Message
 
 
 @dataclass

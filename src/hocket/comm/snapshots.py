@@ -10,8 +10,9 @@ import torch
 
 from hocket.comm.neighbour_rounds import Flats, PeerKind
 from hocket.comm.peers import Peers
+from hocket.messages import Message, WireError
 from hocket.transport.tensor_bytes import as_bytes
-from hocket.transport.wire import Message, Wire, WireError
+from hocket.transport.wire import Wire
 
 Snapshot = tuple[dict[str, Any], Flats]
 

@@ -11,8 +11,8 @@ import os
 import threading
 from typing import Any, NamedTuple
 
+from hocket import messages
 from hocket.errors import JobError
-from hocket.transport import wire
 
 MARKER = b"\n\0hocket agent, messages from here\0\n"
 MOST = 1 << 20  # bytes of a head, and of a body
@@ -32,7 +32,7 @@ class Channel:
     def __init__(self, reader: int, writer: int) -> None:
         self.reader, self.writer = reader, writer
         self.is_open = True
-        self._decoder = wire.Decoder(MOST, MOST)
+        self._decoder = messages.Decoder(MOST, MOST)
         self._out = bytearray()
         self._lock = threading.Lock()  # the launcher says from a thread that it is alive
         for descriptor in (reader, writer):
@@ -115,10 +115,10 @@ class Frame(NamedTuple):
 
 def encode(kind: str, body: bytes = b"", **head: Any) -> bytes:
     """The bytes of one frame; ``head`` is plain data."""
-    return wire.encode(_KIND, {"kind": kind, **head}, body, MOST, MOST)
+    return messages.encode(_KIND, {"kind": kind, **head}, body, MOST, MOST)
 
 
-def _frame(message: wire.Message, body: bytes) -> Frame:
+def _frame(message: messages.Message, body: bytes) -> Frame:
     if message.kind != _KIND or not isinstance(message.head.get("kind"), str):
-        raise wire.WireError("a message without a kind came")
+        raise messages.WireError("a message without a kind came")
     return Frame(message.head, body)

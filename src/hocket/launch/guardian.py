@@ -14,9 +14,9 @@ import signal
 import time
 from pathlib import Path
 
+from hocket import messages
 from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Happening, RecordDecoder
 from hocket.launch import leftovers
-from hocket.transport import wire
 
 _PROTECT, _DISMISS = 1, 2  # kinds of messages from the launcher
 _PATIENCE = 30.0  # seconds to try; a busy machine needs some to end its processes
@@ -44,12 +44,12 @@ class Guardian:
 
     def protect(self, mark: str) -> None:
         """From now on, end the job of this mark."""
-        os.write(self._writer, wire.encode(_PROTECT, {"mark": mark}, b""))
+        os.write(self._writer, messages.encode(_PROTECT, {"mark": mark}, b""))
 
     def dismiss(self) -> None:
         """The job has ended in order, and its processes are gone; returns when its temporary folders are, too."""
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._writer, wire.encode(_DISMISS, {}, b""))
+            os.write(self._writer, messages.encode(_DISMISS, {}, b""))
         os.close(self._writer)
         os.close(self.ledger)
         with contextlib.suppress(ChildProcessError):
@@ -137,7 +137,7 @@ def _guard(reader: int, heard: int, folder: str) -> None:
 
 def _wait(reader: int, heard: int, unfinished: Unfinished) -> tuple[str, bool]:
     """The mark of the job, and whether the launcher has dismissed this process, or is gone."""
-    mark, messages = "", wire.Decoder()
+    mark, decoder = "", messages.Decoder()
     while True:
         ready, _, _ = select.select([reader, heard], [], [])
         if heard in ready:
@@ -145,7 +145,7 @@ def _wait(reader: int, heard: int, unfinished: Unfinished) -> tuple[str, bool]:
         if reader in ready:
             if not (data := os.read(reader, 1 << 12)):
                 return mark, False
-            for message, _ in messages.feed(data):
+            for message, _ in decoder.feed(data):
                 if message.kind == _DISMISS:
                     return mark, True
                 mark = message.head["mark"]

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, Protocol
 
 from hocket.config import Config
 from hocket.errors import HocketError, JobError
+from hocket.messages import Message, WireError
 from hocket.transport import handoff, tls
 from hocket.transport.area import Area
 from hocket.transport.door import Door, listen, listen_here
 from hocket.transport.requests import WATCH, Talk, encrypted
 from hocket.transport.waiting import Note
-from hocket.transport.wire import Closed, Message, Wire, WireError
+from hocket.transport.wire import Closed, Wire
 
 NO_SENSE = "messages that make no sense"
 GRACE = 1.0  # seconds in which a peer whose connection broke can come back; a live one does so at once

@@ -15,10 +15,11 @@ from typing import Any
 from hocket import errors
 from hocket.config import Config
 from hocket.errors import HocketError, JobError, ServerLost
+from hocket.messages import Message, WireError
 from hocket.transport import door, handoff
 from hocket.transport.area import Area
 from hocket.transport.waiting import ranks
-from hocket.transport.wire import Closed, Message, Wire, WireError, until
+from hocket.transport.wire import Closed, Wire, until
 
 _AGAIN = 3.0  # seconds in which a broken connection can be made anew
 _RETRY = 0.02

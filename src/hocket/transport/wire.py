@@ -1,14 +1,11 @@
-"""The one format of messages in a job: a fixed header, a small JSON head, and raw bytes that go straight into place.
+"""Messages over sockets (see hocket.messages). They are read only from a peer that has proved the job's secret.
 
-Lengths are capped before anything is read into memory, and nothing is unpickled. ``Wire`` speaks it over sockets, where
-a message is only read from a peer that has proved the job's secret (see ``proof``). ``encode`` and ``Decoder`` are for
-ends that must not block: the pipes between the launcher and its agents.
+See ``proof`` for how a peer does so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
@@ -19,38 +16,19 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from hocket.errors import JobError
+from hocket.messages import HEADER, MOST_BODY, MOST_HEAD, Message, begin, read_head, read_header
 
-MAGIC = b"HOCK"
-VERSION = 1
-HEADER = struct.Struct("!4sBBHIQIQ")  # magic, version, kind, nothing, generation, sequence, bytes of head and of body
-MOST_HEAD = 8 << 20
-MOST_BODY = 1 << 40
 _AT_ONCE = 64  # parts of a body in one system call
 _TLS_CHUNK = 1 << 18
 _FIRST = 1 << 20  # bytes for which memory is taken at first
 _LAST = struct.Struct("52xII")  # in Linux's struct tcp_info: milliseconds since data and an acknowledgement came
-_NO_MESSAGE = "what came is no message of Hocket's"  # the bytes may be secret, so they are not shown
-
-
-class WireError(JobError):
-    """The bytes that came are no message, or one that is not allowed here."""
 
 
 class Closed(JobError):
     """The other end has closed the connection, or it broke."""
-
-
-class Message(NamedTuple):
-    """A message whose body is still to be received."""
-
-    kind: int
-    generation: int
-    sequence: int
-    head: dict[str, Any]
-    body: int  # bytes of the body
 
 
 class Bell:
@@ -123,10 +101,10 @@ class Wire:
             TimeoutError: the timeout passed before all was taken; the connection is of no use any more.
         """
         length = sum(part.nbytes for part in parts)
-        begin = _begin(kind, sequence, head, length, generation, self.most_head, self.most_body)
+        start = begin(kind, sequence, head, length, generation, self.most_head, self.most_body)
         with self._use():
-            self._send_all([memoryview(begin), *parts])
-        self.sent += len(begin) + length
+            self._send_all([memoryview(start), *parts])
+        self.sent += len(start) + length
 
     def receive(self) -> Message:
         """The next message, without its body; blocks until there is one.
@@ -136,10 +114,10 @@ class Wire:
             WireError: what came is no message.
             TimeoutError: nothing, or only a part of a message, came within the timeout.
         """
-        kind, generation, sequence, head, body = _read_header(
+        kind, generation, sequence, head, body = read_header(
             self._receive(HEADER.size), self.most_head, self.most_body
         )
-        return Message(kind, generation, sequence, _read_head(self._receive(head)), body)
+        return Message(kind, generation, sequence, read_head(self._receive(head)), body)
 
     def receive_into(self, parts: Sequence[memoryview]) -> None:
         """The body of the message that was received last, which must be as long as ``parts`` together."""
@@ -243,79 +221,6 @@ class Wire:
                     raise Closed("the other end has closed the connection")
                 done += count
                 self.received += count
-
-
-class Decoder:
-    """Takes in the bytes of messages as they come, and gives out whole messages with their bodies.
-
-    Args:
-        most_head: Bytes of a head beyond which a message is refused.
-        most_body: Bytes of a body beyond which a message is refused.
-    """
-
-    def __init__(self, most_head: int = MOST_HEAD, most_body: int = MOST_BODY) -> None:
-        self._most_head, self._most_body = most_head, most_body
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> list[tuple[Message, bytes]]:
-        """The messages that ``data`` completes, each with its body.
-
-        Raises:
-            WireError: these bytes are no messages, or messages that are too long.
-        """
-        self._data += data
-        found: list[tuple[Message, bytes]] = []
-        while len(self._data) >= HEADER.size:
-            header = bytes(self._data[: HEADER.size])
-            kind, generation, sequence, head, body = _read_header(header, self._most_head, self._most_body)
-            if len(self._data) < (whole := HEADER.size + head + body):
-                break
-            content = _read_head(bytes(self._data[HEADER.size : HEADER.size + head]))
-            message = Message(kind, generation, sequence, content, body)
-            found.append((message, bytes(self._data[whole - body : whole])))
-            del self._data[:whole]
-        if not MAGIC.startswith(self._data[: len(MAGIC)]):
-            raise WireError(_NO_MESSAGE)
-        return found
-
-
-def encode(
-    kind: int, head: dict[str, Any], body: bytes, most_head: int = MOST_HEAD, most_body: int = MOST_BODY
-) -> bytes:
-    """The bytes of one whole message; WireError if it is too long."""
-    return _begin(kind, 0, head, len(body), 0, most_head, most_body) + body
-
-
-def _begin(
-    kind: int, sequence: int, head: dict[str, Any], body: int, generation: int, most_head: int, most_body: int
-) -> bytes:
-    """The header and the head of a message with ``body`` bytes after them."""
-    text = json.dumps(head, separators=(",", ":")).encode()
-    if len(text) > most_head or body > most_body:
-        raise WireError(f"a message of {len(text):,} + {body:,} bytes is longer than servers and workers allow")
-    return HEADER.pack(MAGIC, VERSION, kind, 0, generation, sequence, len(text), body) + text
-
-
-def _read_header(header: bytes, most_head: int, most_body: int) -> tuple[int, int, int, int, int]:
-    """Kind, generation, sequence, and how many bytes head and body have."""
-    magic, version, kind, nothing, generation, sequence, head, body = HEADER.unpack(header)
-    if magic != MAGIC or nothing:
-        raise WireError(_NO_MESSAGE)
-    if version != VERSION:
-        raise WireError(f"a message of version {version}, and this is version {VERSION}: install the same Hocket")
-    if head > most_head or body > most_body:
-        raise WireError(f"a message of {head:,} + {body:,} bytes is longer than is allowed here")
-    return kind, generation, sequence, head, body
-
-
-def _read_head(text: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        raise WireError("the head of a message is no JSON") from None
-    if not isinstance(content, dict):
-        raise WireError("the head of a message is no object")
-    return content
 
 
 def hang_up(connection: socket.socket) -> None:
