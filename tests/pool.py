@@ -13,7 +13,7 @@ import secrets
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -76,7 +76,7 @@ class Pool:
         size: int,
         function: Callable[..., Any],
         *args: Any,
-        dead: int | None = None,
+        dead: Collection[int] = (),
         hosts: Sequence[int] | None = None,
         servers: int = 0,
         coordinated: bool = False,
@@ -91,9 +91,10 @@ class Pool:
         name = f"hocket-{secrets.token_hex(8)}"
         strategy = settings.get("strategy")
         coordinated = coordinated or (strategy is not None and specs.parse(strategy).meets_at_coordinator)
-        port = _free_port() if hosts is not None or servers or coordinated else None
+        hosted = servers or coordinated or settings.get("on_loss") == "continue"
+        port = _free_port() if hosts is not None or hosted else None
         coordinator, said = None, list[str]()
-        if servers or coordinated:
+        if hosted:
             settings |= {"servers": servers, "coordinator_port": port}
             fields = {"size": size, "rendezvous": name, **settings}
             coordinator = HostedCoordinator(Config(**{"timeout": 20.0, **fields}), SECRET)
@@ -119,7 +120,7 @@ class Pool:
         size: int,
         function: Callable[..., Any],
         args: tuple[Any, ...],
-        dead: int | None,
+        dead: Collection[int],
         hosts: Sequence[int] | None,
         name: str,
         port: int | None,
@@ -149,28 +150,33 @@ class Pool:
             member.pipe.send((function.__module__, function.__qualname__, args, fields, coordinated))
         results: list[Any] = []
         for rank, member in enumerate(self._members[:size]):
-            if rank != dead and not member.pipe.poll(DEADLINE):  # children of the dead one may keep its pipe open
+            if rank not in dead and not member.pipe.poll(DEADLINE):  # children of the dead one may keep its pipe open
                 self.close()
                 raise TimeoutError(f"rank {rank} of {size} did not finish {function.__qualname__}")
             try:
-                results.append(("result", None) if rank == dead else member.pipe.recv())
+                results.append(("result", None) if rank in dead else member.pipe.recv())
             except EOFError:
                 self.close()
                 raise RuntimeError(f"rank {rank} of {size} died in {function.__qualname__}") from None
         return [RemoteError(rank, *r[1]) if r[0] == "error" else r[1] for rank, r in enumerate(results)]
 
     def outcomes_with_death(
-        self, size: int, function: Callable[..., Any], dead: int, *args: Any, **settings: Any
+        self, size: int, function: Callable[..., Any], dead: int | Collection[int], *args: Any, **settings: Any
     ) -> list[Any]:
-        """As ``outcomes``, where rank ``dead`` dies; it is replaced for the tests that follow."""
+        """As ``outcomes``, where one rank or several die; they are replaced for the tests that follow."""
         self._grow(size)
+        lost = [dead] if isinstance(dead, int) else dead
         try:
-            return self.outcomes(size, function, *args, dead=dead, **settings)
+            return self.outcomes(size, function, *args, dead=lost, **settings)
         finally:
-            member = self._members[dead]
-            member.process.join()
-            member.pipe.close()
-            self._members[dead] = self._start()
+            for member in [self._members[rank] for rank in lost if rank < len(self._members)]:
+                member.process.join(5)
+                if member.process.exitcode is None:
+                    said = member.pipe.recv() if member.pipe.poll() else "nothing"
+                    self.close()
+                    raise RuntimeError(f"a rank that should have died said {said}")
+                member.pipe.close()
+                self._members[self._members.index(member)] = self._start()
 
     def close(self) -> None:
         for member in self._members + self._servers:
@@ -247,7 +253,7 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
             return
         try:
             config = Config(**{"timeout": 20.0, "launched": True, **fields})
-            if config.servers or coordinated:
+            if config.servers or coordinated or config.on_loss == "continue":
                 config = dataclasses.replace(config, secret_fd=_secret_pipe())
             torch.manual_seed(config.rank)
             join = rendezvous.join_at_coordinator if coordinated else rendezvous.join

@@ -14,6 +14,7 @@ GIVEN = {
     "strategy": ("central", "central"),
     "timeout": ("2.5", 2.5),
     "on-nan": ("skip", "skip"),
+    "on-loss": ("continue", "continue"),
     "transport": ("gloo", "gloo"),
     "checkpoint": ("saved", "saved"),
     "checkpoint-every": ("7", 7),

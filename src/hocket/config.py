@@ -160,6 +160,13 @@ class Config:
         choices=("raise", "skip", "ignore"),
         unset=None,
     )
+    on_loss: str = _setting(
+        "end",
+        "What follows when a worker is killed: the job ends, or the others continue. Strategies with servers, gossip "
+        "and hogwild always continue; mirrored can, on one host.",
+        _choice,
+        choices=("end", "continue"),
+    )
     transport: str = _setting(
         "auto",
         "How bytes move between workers; auto is shared memory on x86-64 Linux, Gloo elsewhere.",

@@ -74,6 +74,10 @@ class WorkerLost(JobError):
     """A rank has ended while others wait for it."""
 
 
+class WorkerDied(WorkerLost):
+    """A rank was killed while others wait for it; it did not say that its script has failed or ended."""
+
+
 class ServerLost(JobError):
     """A parameter server has ended."""
 

@@ -175,6 +175,9 @@ class Happening:
     kind = "happening"
 
 
+WORKERS_CHANGED = "workers changed"
+"""What happens when workers that are in step go on without one that is lost."""
+
 FOLDER_BEGUN, FOLDER_DONE = "temporary folder begun", "temporary folder done"
 """What the guardian is told of folders, before they are made and when they are gone."""
 

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 import hocket
-from hocket.job.loader.sharding import share
+from hocket.job.loader.division import share
 from hocket.job.worker import current
 
 Epoch = list[tuple[list[int], float]]  # of each step: the samples, and what they weigh

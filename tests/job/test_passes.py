@@ -5,8 +5,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.job.loader.division import least, share
 from hocket.job.loader.passes import Rest
-from hocket.job.loader.sharding import Plan, ShardedIndices, least, share
+from hocket.job.loader.sharding import Plan, ShardedIndices
 from hocket.job.randomness import OwnRandom
 
 

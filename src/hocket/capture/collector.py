@@ -110,6 +110,13 @@ class Collector:
         if self._exchange is not None and self._exchange.overlaps:
             self.readiness = Readiness(self._slots.bucket_of, self._slots.trained, early=early)
 
+    def move(self, layout: Layout, exchange: Exchange) -> None:
+        """Collect into the slots of another exchange, which have what was collected so far."""
+        before = self._slots
+        self.adopt(layout, exchange)
+        if isinstance(before, Slots) and isinstance(self._slots, Slots):
+            self._slots.take_over(before)
+
     @property
     def views(self) -> list[torch.Tensor]:
         """Where gradients are collected, by parameter."""

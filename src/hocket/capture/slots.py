@@ -76,6 +76,12 @@ class Slots:
         self._totals: list[Total] = [0.0] * len(self._members)
         self._is_claimed = self._claim is None
 
+    def take_over(self, other: Slots) -> None:
+        """Go on where ``other``, of the same parameters and layout, is in the middle of a pass."""
+        self.missing, self.nonfinite = other.missing, other.nonfinite
+        self._absent, self._copied, self._finished = other._absent, other._copied, other._finished
+        self._totals, self._is_claimed = other._totals, other._is_claimed
+
     def copy(self, index: int, scale: float) -> None:
         """Take the gradient of a large parameter, which is there now."""
         parameter, view = self._parameters[index], self.views[index]

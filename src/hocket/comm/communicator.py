@@ -24,6 +24,8 @@ from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.tensor_bytes import view_bytes
 from hocket.transport.waiting import Description
 
+T = TypeVar("T")
+
 
 class Communicator(ABC):
     """A group of workers. Every method is called by all workers together, and blocks until all have called it."""
@@ -32,6 +34,9 @@ class Communicator(ABC):
     size: int
     way: str
     """How bytes move, in words."""
+
+    generation: int = 0
+    """How often the workers of the group have changed."""
 
     traffic: NetworkTimes | None = None
     """The times of exchanges with other hosts; None if there are no other hosts."""
@@ -131,6 +136,16 @@ class Communicator(ABC):
                 them, and the slots are left as they are.
         """
         return Exchange(layout, [choose(self, layout, background=background, private=private) for _ in range(turns)])
+
+    def persist(self, call: Callable[[], T]) -> T:
+        """The result of ``call``, which is collective; it is called again if workers die meanwhile, and others go on.
+
+        What ``call`` needs must be the same when it is called again.
+        """
+        return call()
+
+    def look(self) -> None:  # noqa: B027 - most groups never change
+        """Between two batches: notice whether workers are gone, and go on without them; not collective."""
 
     def on_loss(self, callback: Callable[[], None]) -> None:  # noqa: B027 - waits are woken by themselves
         """Have ``callback`` called, by another thread, when a rank is lost."""

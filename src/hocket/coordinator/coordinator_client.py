@@ -42,7 +42,7 @@ class Coordinator:
         self.rank, self.workers, self.link = rank, workers, link
         self.waited, self.clock = 0.0, clock
         self.deals: list[Deal] = []
-        self._meetings = self._areas = 0
+        self._meetings = self._areas = self._generation = 0
 
     def gather(self, what: str, data: bytes) -> dict[int, bytes]:
         """What all live workers give, by rank; collective."""
@@ -80,15 +80,23 @@ class Coordinator:
         """Whether this is rank 0, or the lowest rank that is left."""
         return self.rank == 0 or self.rank == min(self.live())
 
+    def begin_generation(self, generation: int) -> None:
+        """The workers that are left share other memory from now on."""
+        self._generation, self._areas = generation, 0
+
     def share(self, nbytes: int) -> Area:
         """Memory that all workers of one host map, all zero at first; they must ask for areas in the same order.
 
         The memory stays when one of the workers dies.
         """
-        self.link.request(Ask.SHARE, {"number": self._areas, "nbytes": nbytes})
+        self.link.request(Ask.SHARE, {"number": self._areas, "nbytes": nbytes, "generation": self._generation})
         self._areas += 1
         assert self.link.area is not None
         return self.link.area
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self.link.close()
 
 
 def open_board(config: Config, secret: bytes) -> Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]:

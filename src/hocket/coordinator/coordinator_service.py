@@ -110,7 +110,7 @@ class CoordinatorService:
         self.board = Board(make_condition(), clock)
         self._lock = threading.Lock()
         self._dealers: dict[int, Dealer] = {}
-        self._areas: dict[int, Area] = {}
+        self._areas: dict[tuple[int, int], Area] = {}  # by generation and number
         self._answers: dict[int, Callable[[int, dict[str, Any], Body, Note], Answer]] = {
             Ask.GATHER: self._gather,
             Ask.SETTLE: self._settle,
@@ -303,11 +303,13 @@ class CoordinatorService:
 
     def _share(self, _: int, head: dict[str, Any], __: Body, ___: Note) -> Answer:
         """Memory that all workers of this host have in common: made when the first worker asks for it."""
-        number, nbytes = int(head["number"]), int(head["nbytes"])
+        generation, number, nbytes = int(head["generation"]), int(head["number"]), int(head["nbytes"])
         with self._lock:
-            if number not in self._areas:
-                self._areas[number] = Area.create(nbytes, "parameters")
-            area = self._areas[number]
+            for key in [key for key in self._areas if key[0] < generation]:
+                self._areas.pop(key).close_descriptor()
+            if (generation, number) not in self._areas:
+                self._areas[generation, number] = Area.create(nbytes, "parameters")
+            area = self._areas[generation, number]
         if area.nbytes != Area.size(nbytes):
             raise MismatchError(
                 f"{nbytes:,} bytes of shared memory, and another worker has asked for {area.nbytes:,}: build the "

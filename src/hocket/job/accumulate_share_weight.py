@@ -11,7 +11,7 @@ import torch
 
 from hocket.errors import UsageError
 from hocket.job.batch_weights import weigh_share
-from hocket.job.loader import sharding
+from hocket.job.loader import division
 from hocket.job.metrics import read_number
 from hocket.job.worker import current, together
 from hocket.strategies.base import BatchAtWork
@@ -41,7 +41,7 @@ def share(n: int) -> slice:
     if count < 1:
         raise UsageError(f"share({count}): a batch must have at least one sample")
     size = worker.config.size
-    part = sharding.share(range(count), worker.config.rank, size, sharding.least(-(-count // size)))
+    part = division.share(range(count), worker.config.rank, size, division.least(-(-count // size)))
     here = slice(part[0], part[-1] + 1) if part else slice(0, 1)
     if torch.is_grad_enabled():
         training = worker.training

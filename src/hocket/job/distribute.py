@@ -21,7 +21,7 @@ from hocket.capture.members import Members
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts, Survival
-from hocket.job import devices, randomness, rendezvous
+from hocket.job import devices, randomness, regrouping, rendezvous
 from hocket.job.batchnorm import SyncBatchNorm
 from hocket.job.guard import refuse_inside
 from hocket.job.learning_rate import scale_lr as apply_scale
@@ -118,7 +118,7 @@ def _train_together(
         randomness.diversify(worker.communicator)
         facts = _describe(worker.communicator, spec, model)
         worker.sink.put(Facts({**facts, "optimizer": ", ".join(type(each).__name__ for each in optimizers)}))
-        worker.sink.put(Survival(spec.resolve(config.size, config.servers).survives_loss))
+        worker.sink.put(Survival(regrouping.survives(worker, spec)))
     if model not in training.models:
         training.models.append(model)
     copy_plainly(model, optimizers)

@@ -10,12 +10,13 @@ import torch
 
 from hocket import specs
 from hocket.comm.alone import AloneCommunicator
+from hocket.comm.changing_group import RegroupingCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.comm.coordinator_group import MeetingCommunicator
 from hocket.comm.several_hosts import HostsCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
-from hocket.coordinator.coordinator_client import open_board
+from hocket.coordinator.coordinator_client import Coordinator, connect, open_board
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.liveness_client import Watch
 from hocket.errors import UsageError, WorkerLost
@@ -41,6 +42,8 @@ def join(config: Config) -> Communicator:
     if config.transport == "auto" and not shares and config.rank == 0:
         print("hocket: shared memory needs x86-64 Linux; using Gloo, which is slower", file=sys.stderr)
     try:
+        if config.on_loss == "continue":
+            return _join_to_go_on(config, shares)
         if shares and (config.local_size == config.size or (config.rendezvous and not config.local_size)):
             return _join_host(config)
         return _join_hosts(config, shares)
@@ -78,6 +81,18 @@ def _join_host(config: Config) -> Communicator:
         name = bytes(store.get(key)).decode()
     assert name is not None
     return SharedCommunicator(SharedMemory.join(name, config.rank, config.size, config.timeout))
+
+
+def _join_to_go_on(config: Config, shares: bool) -> Communicator:
+    """Meet the other workers of this host, at the coordinator: when one of them dies, the others meet there again."""
+    secret = introductions.job_secret(config)
+    if secret is None or not shares or config.local_size not in (0, config.size):
+        raise UsageError(
+            "--on-loss continue needs hocket run, and all workers on one host with shared memory: leave it out, or use "
+            "a strategy with servers, gossip or hogwild, which go on by themselves"
+        )
+    link, _ = connect(config, secret, config.rank)
+    return RegroupingCommunicator(Coordinator(config.rank, config.size, link), config.timeout)
 
 
 def _join_hosts(config: Config, shares: bool) -> Communicator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from typing import Any, Protocol
 
 from torch import nn
@@ -14,6 +15,7 @@ from hocket.comm.communicator import Communicator
 from hocket.job.batch_weights import Weights
 from hocket.job.counts import TrainingCounts
 from hocket.job.guard import Guard
+from hocket.job.loader.division import DividedPasses
 from hocket.job.open_loops import Loops
 from hocket.job.owner import Owner
 from hocket.job.randomness import RandomState
@@ -39,7 +41,8 @@ class Training:
         passes: How many passes over data have begun in a job with a coordinator; glances are taken back.
         batch: The batch at work, or what came after it.
         saver: Writes checkpoints; None before the first one.
-"""
+        divided: The passes of each loader, as far as they are divided among the workers.
+    """
 
     def __init__(self, communicator: Communicator, owner: Owner, client: Client | None) -> None:
         self.models: list[nn.Module] = []
@@ -62,6 +65,29 @@ class Training:
         )
         self._step_of_batch = 0  # how many steps there had been when the batch at work came
         self._random: RandomState | None = None
+        self.divided: weakref.WeakSet[DividedPasses] = weakref.WeakSet()
+
+    def mark(self) -> tuple[int, ...]:
+        """Something that changes with each exchange."""
+        return tuple(strategy.steps for strategy in self.strategies)
+
+    def regroup(self, size: int, before: int, weight: float, lost: int) -> None:
+        """Go on with ``size`` workers; see ``Strategy.regroup``. Collective.
+
+        Args:
+            size: How many workers there are now.
+            before: How many workers there were.
+            weight: By what gradients that are not exchanged yet are multiplied.
+            lost: Samples of lost workers, in batches that are not exchanged yet.
+        """
+        self.counts.samples -= lost
+        self.weights.set(self.weights.now * weight)
+        for strategy in self.strategies:
+            collector = strategy.collector
+            if collector.adds:  # losses are sums: each sample counts once, whoever is left
+                collector.adds = size
+                collector.weigh(collector.told)
+            strategy.regroup(size / before if collector.adds else weight)
 
     def _optimizers(self) -> list[Optimizer]:
         return [counter.optimizer for counter in self.counts.counters]

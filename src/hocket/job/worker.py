@@ -33,6 +33,7 @@ from hocket.job.forgotten import Forgotten
 from hocket.job.goodbye import say_goodbye
 from hocket.job.owner import Owner
 from hocket.job.randomness import reseed
+from hocket.job.regrouping import follow_changes
 from hocket.job.telling import Teller
 from hocket.job.training import Training
 from hocket.server.server_client import Client
@@ -64,6 +65,7 @@ class Worker:
         self.teller = Teller(self)
         self.forgotten = Forgotten(self)
         self.has_left = False
+        follow_changes(self)
         _all.add(self)
 
     @property

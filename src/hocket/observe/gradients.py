@@ -56,8 +56,10 @@ class GradientSummary:
         self._last: dict[int, dict[int, Gradients]] = {}  # the last record of each model and rank
 
     def take(self, rank: int, record: Gradients) -> None:
-        """Take a record of a worker, which replaces the one before."""
-        self._last.setdefault(record.number, {})[rank] = record
+        """Take a record of a worker, which replaces the one before, and those of a time with other workers."""
+        before = self._last.get(record.number, {})
+        self._last[record.number] = {r: told for r, told in before.items() if told.workers == record.workers}
+        self._last[record.number][rank] = record
 
     def facts(self) -> dict[str, Any]:
         """Facts for the record; empty if no strategy has seen gradients of several workers."""

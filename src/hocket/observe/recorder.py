@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import Facts, Happening, Metrics, Progress, Record, Sent, ServerReport
+from hocket.events import WORKERS_CHANGED, Facts, Happening, Metrics, Progress, Record, Sent, ServerReport
 from hocket.observe.progress import Mark, Odometer, rates
 from hocket.observe.run_records import FILE, RecordWriter
 from hocket.observe.tensorboard_file import TensorboardFile
@@ -64,6 +64,7 @@ class Recorder:
         self._last: Progress | None = None  # the last progress of the lead
         self._ranks: dict[int, tuple[float, Progress]] = {}
         self._samples: dict[int, int] = {}  # samples that each rank itself has trained on
+        self._has_changed = False  # whether workers were lost, and the others were in step
         self._told_by_first: set[str] = set()
         self._began: set[int] = set()  # ranks that have had a batch
         for section, values in facts.items():
@@ -97,6 +98,7 @@ class Recorder:
         elif isinstance(record, Facts):
             self._facts(rank, record)
         elif isinstance(record, Happening):
+            self._has_changed |= record.name == WORKERS_CHANGED
             self._writer.add("events", record.time, rank, record.name, json.dumps(record.details))
 
     def tick(self) -> None:
@@ -149,8 +151,11 @@ class Recorder:
             raise
 
     def _add_up(self) -> None:
-        """A last row, of the same time: while a run goes on, the lead cannot know all that others have trained on."""
-        if self._last is None or self._row is None or not any(self._samples.values()):
+        """A last row, of the same time: while a run goes on, the lead cannot know all that others have trained on.
+
+        Where workers have changed, the lead knows better than those that are gone could tell.
+        """
+        if self._last is None or self._row is None or self._has_changed or not any(self._samples.values()):
             return
         seen = self._last.before + sum(self._samples.values())
         if seen != self._row.samples:

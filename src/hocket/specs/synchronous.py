@@ -13,6 +13,7 @@ class Mirrored(Spec):
 
     name = "mirrored"
     implementation = "hocket.strategies.mirrored:MirroredTraining"
+    regroups = True
     needs_optimizer = False
     serves_any_optimizer = True
     has_equal_replicas = True

@@ -50,7 +50,7 @@ class AveragedGradients:
         follows: bool = False,
     ) -> None:
         self.members = members
-        self._follows = follows
+        self._follows, self._private = follows, private
         self.steps, self.seconds, self.sent = 0, 0.0, 0
         self.nan_policy = NanPolicy(members.names, on_nan)
         self._communicator = communicator
@@ -117,9 +117,7 @@ class AveragedGradients:
             self._nbytes = self._find_nbytes()
         self.gauge.see_rest(self._engine.slots)
         payload, begin = self.collector.payload(), time.perf_counter()
-        number = self._number + number_rates(self._optimizer, self.collector.taken)
-        self._engine.begin(Ticket(number, payload, self.describe))
-        payloads = self._engine.finish()
+        payloads = self._communicator.persist(lambda: self._take_part(payload))
         end = time.perf_counter()
         self.seconds += end - begin
         spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
@@ -133,6 +131,23 @@ class AveragedGradients:
         readiness = self.collector.readiness
         if readiness is not None and readiness.end() and self._follows:
             self._follow(readiness)
+
+    def _take_part(self, payload: int) -> list[int]:
+        number = self._number + number_rates(self._optimizer, self.collector.taken)
+        self._engine.begin(Ticket(number, payload, self.describe))
+        return self._engine.finish()
+
+    def regroup(self, weight: float) -> None:
+        """Go on with the workers that are left; what was collected and not exchanged counts ``weight`` times."""
+        before = self._engine
+        self._use(self._communicator.exchange(before.layout, private=self._private))
+        for value, slot in zip(before.slots, self._engine.slots, strict=True):
+            torch.mul(value, weight, out=slot)
+        self.collector.move(before.layout, self._engine)
+        before.close()
+        steps = self.gauge.steps
+        self.gauge = Gauge(self._communicator.size, self.members.parameters)
+        self.gauge.steps, self.collector.on_complete = steps, self.gauge.see
 
     def _find_nbytes(self) -> int:
         """Find how many bytes are handed to each exchange."""

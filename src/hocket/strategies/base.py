@@ -216,8 +216,13 @@ class Strategy(ABC):
         if why in (Why.SWITCH_AWAY, Why.SWITCH_TO):
             self.collector.rests = why is Why.SWITCH_AWAY
 
-    def regroup(self, group: Communicator) -> None:
-        """Go on with the workers of ``group``, a new generation of the job; its members call this together."""
+    def regroup(self, weight: float) -> None:
+        """Go on with the workers that the communicator has now, a new generation of the job; they call this together.
+
+        Args:
+            weight: The factor for gradients that were collected and not exchanged, so that their mean over the workers
+                that are left is the mean over the samples that are left.
+        """
         raise StrategyError(f"strategy {self.spec.name!r} cannot go on with other workers than it has begun with")
 
     @contextmanager

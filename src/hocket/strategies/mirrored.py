@@ -30,6 +30,9 @@ class MirroredTraining(CountedByExchange, Strategy):
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         ModelHooks(context.model, self.collector)
 
+    def regroup(self, weight: float) -> None:
+        self._exchange.regroup(weight)
+
     def step(self, original: Step, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         optimizer = self._optimizer
         assert optimizer is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from hocket import spans
 from hocket.transport import futex
@@ -35,12 +36,12 @@ class Counters:
         if self._asleep.tobytes() != self._nobody:
             futex.wake(self._address + self._gate.rank * LINE)
 
-    def reached(self, count: int, ranks: range) -> bool:
+    def reached(self, count: int, ranks: Sequence[int]) -> bool:
         """Whether the number of each of ``ranks`` is at least ``count``."""
         words = self._words
         return all((words[rank * 16] - count) & 0xFFFFFFFF < 1 << 31 for rank in ranks)
 
-    def wait(self, count: int, ranks: range, what: Description) -> None:
+    def wait(self, count: int, ranks: Sequence[int], what: Description) -> None:
         """Wait until the number of each of ``ranks`` is at least ``count``; raises as ``Gate.meet`` does."""
         spins, waiting = _SPINS, None
         for rank in ranks:

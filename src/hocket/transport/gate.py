@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hocket import spans
-from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
+from hocket.errors import DeadlineExceeded, MismatchError, WorkerDied, WorkerLost
 from hocket.transport import futex
 from hocket.transport.area import LINE, Area, aligned
 from hocket.transport.waiting import Description, Patience, give_notice, ranks, say
@@ -102,11 +102,17 @@ class Gate:
         self._pidfds: dict[int, int] = {}
         self._words[rank * 16 + _PID] = os.getpid()
 
-    def watch_peers(self) -> None:
-        """Start to notice the end of peers; after the first meeting, when all have written their pids."""
+    def watch_peers(self, processes: Sequence[int] | None = None) -> None:
+        """Start to notice the end of peers.
+
+        Args:
+            processes: The process of each rank; if not given, all ranks have met, and have written it down.
+        """
         for peer in self._peers:
             try:
-                self._pidfds[peer] = os.pidfd_open(self._words[peer * 16 + _PID])
+                self._pidfds[peer] = os.pidfd_open(
+                    self._words[peer * 16 + _PID] if processes is None else processes[peer]
+                )
             except ProcessLookupError:
                 self._pidfds[peer] = -1
 
@@ -144,6 +150,10 @@ class Gate:
         if found.count(number) != self.size:
             self._disagree(what)
         return payloads.tolist()
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether the process of a peer has ended."""
+        return rank in self._pidfds and _has_ended(self._pidfds[rank])
 
     def leave(self, failed: bool) -> None:
         """Tell ranks that may wait for this rank that its script has ended."""
@@ -209,8 +219,9 @@ class Gate:
         if finished:
             error = WorkerLost(f"{text}, but {self._say_ranks(finished)} {FINISHED}")
         else:
+            kind = WorkerLost if any(self._words[r * 16 + _STATE] == _FAILED for r in lost) else WorkerDied
             where = socket.gethostname()
-            error = WorkerLost(f"{text}, but {self._say_ranks(lost)} on {where} ended before arriving there")
+            error = kind(f"{text}, but {self._say_ranks(lost)} on {where} ended before arriving there")
         raise error if self.outlook is None else self.outlook.explain(error, waiting.what)
 
     def _give_notice(self, waiting: Waiting) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable, Sequence
 
 from hocket.errors import JobError
 from hocket.transport import handoff
@@ -14,12 +15,15 @@ from hocket.transport.waiting import Description, ranks
 
 
 class SharedMemory:
-    """A group of workers on one host. Made by ``join``; every method is called by all workers together."""
+    """A group of workers on one host, made by ``join`` or ``share``; all workers call each method together."""
 
-    def __init__(self, gate: Gate, connections: dict[int, socket.socket]) -> None:
+    def __init__(
+        self, gate: Gate, connections: dict[int, socket.socket], share: Callable[[int], Area] | None = None
+    ) -> None:
         self.gate = gate
         self.rank, self.size = gate.rank, gate.size
         self._connections = connections  # on rank 0 to every peer, on the others to rank 0
+        self._share = share
 
     @classmethod
     def join(cls, name: str, rank: int, size: int, timeout: float) -> SharedMemory:
@@ -48,6 +52,23 @@ class SharedMemory:
         gate.watch_peers()
         return cls(gate, connections)
 
+    @classmethod
+    def share(cls, share: Callable[[int], Area], rank: int, processes: Sequence[int], timeout: float) -> SharedMemory:
+        """Become ``rank`` of a group whose memory comes from somebody else; blocks until all are there.
+
+        Args:
+            share: Gives memory of so many bytes, which is the same for all ranks that ask in the same order.
+            rank: The number of this worker in the group.
+            processes: The process of each rank.
+            timeout: Seconds to wait for others.
+        """
+        area = share(Gate.nbytes(len(processes)))
+        area.close_descriptor()
+        gate = Gate(area, rank, len(processes), timeout)
+        gate.watch_peers(processes)
+        gate.meet(0, 0, "hocket.init()")
+        return cls(gate, {}, share)
+
     def meet(self, number: int, payload: int, what: Description) -> list[int]:
         """See ``Gate.meet``."""
         return self.gate.meet(number, payload, what)
@@ -56,7 +77,9 @@ class SharedMemory:
         """Get one new area of ``nbytes`` that all ranks map."""
         what = f"sharing {nbytes:,} bytes for {purpose}"
         self.gate.meet(signature(what), 0, what)
-        if self.rank == 0:
+        if self._share is not None:
+            area = self._share(nbytes)
+        elif self.rank == 0:
             area = Area.create(nbytes, purpose)
             for connection in self._connections.values():
                 handoff.give(connection, area.descriptor)

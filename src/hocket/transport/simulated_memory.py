@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hocket.errors import WorkerLost
@@ -135,8 +135,8 @@ class SimulatedCounters(Counters):
             self._counts[self._memory.rank] = count
             self._memory.host.condition.notify_all()
 
-    def reached(self, count: int, ranks: range) -> bool:
+    def reached(self, count: int, ranks: Sequence[int]) -> bool:
         return all(self._counts[rank] >= count for rank in ranks)
 
-    def wait(self, count: int, ranks: range, what: Description) -> None:
+    def wait(self, count: int, ranks: Sequence[int], what: Description) -> None:
         self._memory.await_until(lambda: self.reached(count, ranks))

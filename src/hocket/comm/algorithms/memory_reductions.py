@@ -10,7 +10,7 @@ from hocket import spans
 from hocket.comm.bucket_layout import Bucket, Layout, cut
 from hocket.comm.exchange import Algorithm, Ticket
 from hocket.comm.kernels import average_into
-from hocket.errors import MismatchError
+from hocket.errors import MismatchError, WorkerDied
 from hocket.transport.area import Area, aligned
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.waiting import Description, say
@@ -69,7 +69,12 @@ class Direct(Algorithm):
         self._names = [f"reduce {name}" for name in layout.bucket_names]
 
     def claim(self) -> None:
-        self._read.wait(self._rounds, self._everyone, "the end of an exchange, which others still read")
+        what = "the end of an exchange, which others still read"
+        try:
+            self._read.wait(self._rounds, self._everyone, what)
+        except WorkerDied:  # that one reads no more, and is missed at the next meeting
+            gate = self._transport.gate
+            self._read.wait(self._rounds, [rank for rank in self._everyone if not gate.has_ended(rank)], what)
 
     def finish(self) -> list[int]:
         payloads = self._transport.meet(*self._ticket)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,16 +66,19 @@ class Saver:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._writers = worker.together.topology.home
-        self._writes = worker.together.rank in self._writers
         self._folders: dict[Path, CheckpointFolder] = {}
         ledger = worker.config.ledger
         self._ledger: Sink = NoSink() if ledger is None else PipeSink(ledger)
-        self._camera = Camera(worker)
+        self._camera, self._generation = Camera(worker), worker.together.generation
         self._image: Image | None = None
         self._last = Saving()
         self._good: Path | None = None
         self._failing = ""  # why checkpoints cannot be written now; each reason is printed once
+
+    @property
+    def _writers(self) -> Collection[int]:
+        """The ranks that write their own parts."""
+        return self._worker.together.topology.home
 
     def save(self, folder: Path, subjects: Subjects, keep: int, *, patient: bool) -> Saving | None:
         """Copy everything and start to write it; collective.
@@ -124,7 +127,33 @@ class Saver:
         return {rank: torch.frombuffer(bytearray(data), dtype=torch.uint8) for rank, data in found.items() if rank}
 
     def _save(self, folder: Path, subjects: Subjects, keep: int, theirs: dict[int, torch.Tensor]) -> Saving | None:
-        """Save model and optimizer as they are now, with the files of other ranks that are here already."""
+        """Save model and optimizer as they are now, with the files of other ranks that are here already.
+
+        If workers are lost meanwhile, the others take everything again: each has another part of it to write.
+        """
+        while True:
+            group, generation = self._worker.together, self._worker.together.generation
+            if generation != self._generation:
+                self._camera, self._image, self._generation = Camera(self._worker), None, generation
+            taken = self._take(folder, subjects, theirs)
+            if group.generation == generation:
+                break
+            if taken is not None and group.rank == 0:
+                shutil.rmtree(taken[0], ignore_errors=True)
+                self._folders[folder].release()
+        if taken is None:
+            return None
+        self._last = Saving()
+        if group.rank in self._writers:
+            args = (self._last, *taken, keep, group.rank, generation)
+            self._last._thread = threading.Thread(target=self._write, args=args, name="hocket-save")
+            self._last._thread.start()
+        return self._last
+
+    def _take(
+        self, folder: Path, subjects: Subjects, theirs: dict[int, torch.Tensor]
+    ) -> tuple[Path, Image, Snapshot, dict[int, torch.Tensor]] | None:
+        """All that is to be written, and where; None if a checkpoint is still being written. Collective."""
         worker, busy = self._worker, not self._last.done
         taken = self._camera.take(subjects, len(theirs))
         number = zlib.crc32(repr((taken.step, taken.number)).encode())
@@ -138,13 +167,7 @@ class Saver:
             return None
         target = self._begin(folder, taken)
         image = self._copy(taken)
-        remote = self._bring(image, taken) | theirs
-        self._last = Saving()
-        if self._writes:
-            args = (self._last, target, image, taken, remote, keep)
-            self._last._thread = threading.Thread(target=self._write, args=args, name="hocket-save")
-            self._last._thread.start()
-        return self._last
+        return target, image, taken, self._bring(image, taken) | theirs
 
     def open(self, folder: Path) -> None:
         """Make sure, before any checkpoint is due, that checkpoints can be written to ``folder``; collective."""
@@ -198,7 +221,8 @@ class Saver:
         """Bring what only ranks of other hosts have to rank 0, as files that it writes for them; collective."""
         if len(self._writers) == self._worker.together.size:
             return {}
-        mine = torch.empty(0, dtype=torch.uint8) if self._writes else image.content(taken.own)
+        writes = self._worker.together.rank in self._writers
+        mine = torch.empty(0, dtype=torch.uint8) if writes else image.content(taken.own)
         contents = self._worker.together.collect(mine, 0)
         return {rank: content for rank, content in enumerate(contents) if rank not in self._writers}
 
@@ -210,18 +234,22 @@ class Saver:
         taken: Snapshot,
         remote: dict[int, torch.Tensor],
         keep: int,
+        rank: int,
+        generation: int,
     ) -> None:
-        """Write the checkpoint, in a thread of its own."""
-        rank, begin = self._worker.together.rank, time.perf_counter()
+        """Write the checkpoint, in a thread of its own; the rank may be another one meanwhile."""
+        group, begin = self._worker.together, time.perf_counter()
         try:
             written = write_part(folder, rank, image, taken.own)
             if rank == 0:
                 config, size = self._worker.config, max(self._worker.together.size, len(remote) + 1)
-                files = complete(folder, size, written, remote, config.timeout)
+                files = complete(
+                    folder, size, written, remote, config.timeout, lambda: group.generation != generation
+                )
                 saving.path = self._folders[folder.parent].commit(folder, taken.manifest, files, keep)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
-            self._fail(saving, folder, reason)
+            self._fail(saving, folder, reason, rank)
             return
         finally:
             if rank == 0:
@@ -234,8 +262,7 @@ class Saver:
             details = {"folder": str(folder), "path": str(saving.path), "step": taken.step, "seconds": seconds}
             self._worker.sink.put(Happening("checkpoint saved", details))
 
-    def _fail(self, saving: Saving, folder: Path, reason: str) -> None:
-        rank = self._worker.together.rank
+    def _fail(self, saving: Saving, folder: Path, reason: str, rank: int) -> None:
         saving.error = f"the checkpoint {folder.name[1:].rpartition('.')[0]} could not be written: {reason}"
         if rank:
             tell_failure(folder, rank, reason)
@@ -269,7 +296,12 @@ def tell_failure(folder: Path, rank: int, reason: str) -> None:
 
 
 def complete(
-    folder: Path, size: int, mine: Written, remote: Mapping[int, torch.Tensor], timeout: float
+    folder: Path,
+    size: int,
+    mine: Written,
+    remote: Mapping[int, torch.Tensor],
+    timeout: float,
+    has_changed: Callable[[], bool],
 ) -> dict[str, Written]:
     """On rank 0: wait for the parts of all ranks in ``folder``; returns the size and checksum of each file.
 
@@ -279,6 +311,7 @@ def complete(
         mine: What rank 0 has written.
         remote: What the files of ranks on other hosts contain.
         timeout: Seconds to wait for the workers on this host.
+        has_changed: Whether workers were lost meanwhile.
     """
     files, deadline = {_part(0): mine}, time.monotonic() + timeout
     for rank in range(1, size):
@@ -288,6 +321,8 @@ def complete(
         while not (outcome := _read_outcome(folder, rank)):
             if time.monotonic() > deadline:
                 raise CheckpointError(f"rank {rank} has not written its part in {timeout:g} s")
+            if has_changed():
+                raise CheckpointError("a worker was lost meanwhile")
             time.sleep(_POLL)
         if "error" in outcome:
             raise CheckpointError(f"rank {rank}: {outcome['error']}")

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from hocket.comm.alone import AloneCommunicator
 from hocket.errors import UsageError
 from hocket.job import randomness
 from hocket.job.batch_weights import weigh_share
 from hocket.job.loader import original_loader, sharding
 from hocket.job.loader.dealt_batches import Dealt, DealtBatches, QueuedBatches
-from hocket.job.loader.passes import Counts, Pass, Rest, Start
+from hocket.job.loader.division import DividedPasses
+from hocket.job.loader.passes import Counts, Pass, Plan, Rest, Start
 from hocket.job.loader.sharded_stream import ShardedStream, as_it_is, level
 from hocket.job.loader.sharding import SeededDataset, ShardedIndices, is_of_torch
 from hocket.job.loader.timed_rounds import RoundDeal, TimedRounds, timed
@@ -25,6 +27,7 @@ from hocket.job.worker import Worker
 from hocket.strategies.base import BatchAtWork
 
 Item = tuple[Any, Counts]
+_NO_MORE: Any = object()
 
 
 class Loader:
@@ -44,18 +47,20 @@ class Loader:
 
     def __init__(self, worker: Worker, original: DataLoader[Any], *, local: bool, training: bool | None) -> None:
         original_loader.check(original)
+        original_loader.check_divisible(original, worker.communicator, local=local, training=training)
         self.original, self.local = original, local
         self.weight, self.epoch = 1.0, 0
         self.before_next: Callable[[], None] | None = None
         self._worker, self._training, self._trains = worker, worker.training, training
-        self._rank, self._size = (0, 1) if local else (worker.config.rank, worker.config.size)
+        self._group = AloneCommunicator() if local else worker.communicator  # among whom the data is divided
         self._generators = original_loader.find_generators(original)
-        if self._size > 1:
+        if self._group.size > 1:
             original_loader.check_same_data(worker.communicator, original)
             original_loader.share_generators(worker.communicator, self._generators)
         # PyTorch draws the seeds of data-loader processes from it; these must differ between ranks.
         self._generator = torch.Generator() if original.generator is not None else None
         self._training.loaders += 1
+        self.number = self._training.loaders
         self._seed = randomness.shared_seed(worker.communicator, self._training.loaders)
         self._shares = not isinstance(original.dataset, IterableDataset) and not local and training is not False
         self._dealt: DealtBatches | None = None
@@ -65,12 +70,15 @@ class Loader:
         self._sampler: ShardedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
         local_to = worker.communicator if local else None
-        self._length = original_loader.count_batches(original, self._sampler, self._size, local_to)
+        self._length = original_loader.count_batches(original, self._sampler, self._group.size, local_to)
         self._divided = False  # whether the data set divides itself among the ranks
         self._pass: Pass | None = None  # the pass that is going on
         self._latest: Pass | None = None  # the last pass in training
         self._resumed: dict[str, Any] | None = None
         self._quiet = False  # whether the next pass draws no random numbers when it is opened
+        self._divided_passes = DividedPasses(self.number, self._sampler, self._training.mark, lambda: self._pass)
+        if self._group.size > 1:
+            self._training.divided.add(self._divided_passes)
 
     def __iter__(self) -> Iterator[Any]:
         training = torch.is_grad_enabled() if self._trains is None else self._trains
@@ -79,7 +87,7 @@ class Loader:
         if not training:
             # An evaluation must not disturb the training: neither what comes next, nor where it is resumed.
             aside = Pass(self.epoch)
-            if self._size > 1:
+            if self._group.size > 1:
                 aside.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._seed, self.epoch, 1)))
             return self._iterate(aside, self._open(aside), training=False)
         self._take_back_a_glance()
@@ -111,12 +119,12 @@ class Loader:
     @property
     def _ranks(self) -> int:
         """How many workers' batches are counted as one."""
-        return 1 if self._deal is not None and not self._is_in_step else self._size
+        return 1 if self._deal is not None and not self._is_in_step else self._group.size
 
     def _find_rounds(self) -> None:
         """Find strategies with timed rounds, which may be built after their loader."""
         if self._dealt is None and self._worker.config.size > 1 and timed(self._worker):
-            deal = RoundDeal(self._rank, self._size) if self._shares else None
+            deal = RoundDeal(self._group.rank, self._group.size) if self._shares else None
             self._dealt = TimedRounds(self._worker, deal, lambda: self.before_next and self.before_next())
 
     def _open(self, now: Pass) -> Iterator[Any]:
@@ -170,12 +178,8 @@ class Loader:
     def pass_samples(self) -> int | None:
         """Samples of a pass over the data, of all ranks; None where nobody can know."""
         divides = self._sampler is not None and not self.is_per_rank
-        return original_loader.count_samples(self.original, self._ranks) if divides else None
-
-    @property
-    def _mean(self) -> float | None:
-        """Samples of an average batch of all ranks; None where nobody can know."""
-        return self.pass_samples / self._length if self.pass_samples and self._length else None
+        ranks = self._ranks if self._dealt is not None or self._sampler is None else self._sampler.parts
+        return original_loader.count_samples(self.original, ranks) if divides else None
 
     def state(self) -> dict[str, Any]:
         """Where this loader is, as plain data with tensors."""
@@ -246,6 +250,7 @@ class Loader:
                 if loop is not None and not ahead:
                     self._training.loops.ask(loop)
                     self._end_step()
+                    worker.communicator.look()
                 item, following = (following, next(items, None)) if ahead else (next(items, None), None)
                 if item is None:
                     break
@@ -255,7 +260,7 @@ class Loader:
                 if counts.here == 0 and (loop is None or (self._dealt is not None and not self._is_in_step)):
                     continue  # a repeated batch, which an evaluation does not need
                 if loop is not None:
-                    begin = functools.partial(self._begin_step, now, counts, everywhere, [])
+                    begin = functools.partial(self._begin_step, now, now.plan, counts, everywhere, [])
                     self._training.loops.give(loop, Batch(batch, counts.here, now.place, begin))
                     if ahead and following is None:  # before the script can have trained on the last one
                         self._training.loops.end(loop, functools.partial(self._finish, now, loop))
@@ -302,7 +307,7 @@ class Loader:
         else:
             self._training.loops.forget(loop)
 
-    def _begin_step(self, now: Pass, counts: Counts, everywhere: int, begun: list[bool]) -> float:
+    def _begin_step(self, now: Pass, plan: Plan, counts: Counts, everywhere: int, begun: list[bool]) -> float:
         """A training loop works on a batch, for the first time or again; returns how much the batch weighs."""
         worker, is_first = self._worker, not begun
         begun.append(True)
@@ -310,18 +315,20 @@ class Loader:
         total, divides = self._length, self._dealt is None or (self._is_in_step and counts.everywhere > 0)
         if is_first:
             self._training.counts.tally.give(self, counts.here)
+            self._divided_passes.begin(plan, counts)
         if self._dealt is not None:
             if is_first:
                 now.batches, now.samples = self._dealt.begin_step(counts, now.batches, now.samples)
             total = sharding.total(self.original) if self._deal is not None and self._ranks == 1 else total
         else:
-            self._training.begin_batch(BatchAtWork(everywhere, self._mean), again=not is_first)
+            mean = self.pass_samples / self._length if self.pass_samples and self._length else None
+            self._training.begin_batch(BatchAtWork(everywhere, mean), again=not is_first)
         self.weight = 1.0
         if divides:
-            if now.plan.first is not None and self._size > 1:
+            if now.plan.first is not None and self._group.size > 1:
                 original_loader.check_same_order(worker.communicator, now.plan.first)
                 now.plan.first = None
-            share = worker.config.size if self.is_per_rank else self._size
+            share = worker.config.size if self.is_per_rank else self._group.size
             self.weight = weigh_share(counts.here, everywhere, share)
         self._training.weights.weigh(self, self.weight)
         if is_first:
@@ -333,6 +340,7 @@ class Loader:
     def _end_step(self) -> None:
         """The script is done with the batches that it was given, as far as it has trained on them."""
         self._training.weights.leave_no_trace()
+        self._divided_passes.turn()
         if self._dealt is not None:
             self._dealt.end_step()
         if self.before_next is not None:
@@ -340,16 +348,22 @@ class Loader:
 
     def _read(self, now: Pass, inner: Iterator[Any], loop: Loop | None) -> Iterator[Item]:
         """This rank's batches and what is known of them."""
-        skip = now.batches if now.is_divided else 0
-        for item in inner:
+        skip, plan = now.batches if now.is_divided else 0, now.plan
+        while now.plan is plan and (item := next(inner, _NO_MORE)) is not _NO_MORE:
             if self._sampler is not None:
-                yield item, now.plan.counts.popleft()
+                plan.given += 1
+                yield item, self._divided_passes.correct(plan, plan.counts.popleft())
+                self._divided_passes.turn()
             elif item is None:
                 self._divided = True
             elif skip:
                 skip -= 1
             else:
                 yield item
+        if now.plan is not plan:
+            self._quiet, self._inner._iterator = True, None
+            yield from self._read(now, self._open(now), loop)
+            return
         waits = loop is not None and loop.waits  # then other workers get the batches that are left
         if self._pass is now and self._dealt is not None and not waits and self._dealt.await_more():
             self._quiet = True
@@ -365,15 +379,10 @@ class Loader:
         # Alone, PyTorch's samplers draw from the process's own numbers, as in a plain script. What another one draws in
         # the middle of an epoch could not be found again after a resumption.
         alone = (self.local or config.size == 1) and is_of_torch(source) and self._deal is None
+        random = OwnRandom() if alone else SharedRandom(RandomState.from_seed(self._own_seed()))
+        seed, rank, size = self._own_seed() if original.num_workers else None, self._group.rank, self._group.size
         self._sampler = ShardedIndices(
-            source,
-            original.batch_size,
-            original.drop_last,
-            self._rank,
-            self._size,
-            OwnRandom() if alone else SharedRandom(RandomState.from_seed(self._own_seed())),
-            self._generators,
-            self._own_seed() if original.num_workers else None,
+            source, original.batch_size, original.drop_last, rank, size, random, self._generators, seed
         )
         batched = original.batch_sampler is not None
         return self._make(
@@ -383,7 +392,7 @@ class Loader:
         )
 
     def _make_stream(self) -> DataLoader[Any]:
-        self._stream = ShardedStream(self.original, self._rank, self._size, self._own_seed())
+        self._stream = ShardedStream(self.original, self._group.rank, self._group.size, self._own_seed())
         return self._make(self._stream, batch_size=None, collate_fn=as_it_is)
 
     def _make(self, dataset: Any, **options: Any) -> DataLoader[Any]:

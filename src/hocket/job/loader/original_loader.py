@@ -8,8 +8,9 @@ from collections.abc import Sized
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
 
+from hocket.comm.changing_group import RegroupingCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, UsageError
 from hocket.job.loader.sharding import batches, show_own_dataset
@@ -31,6 +32,17 @@ def check(loader: DataLoader[Any]) -> None:
     ):
         raise UsageError(
             f"cannot divide the batches of {type(loader.batch_sampler).__name__}: pass it as batch_sampler="
+        )
+
+
+def check_divisible(loader: DataLoader[Any], group: Communicator, *, local: bool, training: bool | None) -> None:
+    """Raise if the workers of ``group`` may change, and ``loader`` cannot be divided anew among others."""
+    fixed = local or isinstance(loader.dataset, IterableDataset) or not isinstance(loader.sampler, Sized)
+    if isinstance(group, RegroupingCommunicator) and fixed and training is not False:
+        raise UsageError(
+            "--on-loss continue, and this loader is over a stream, over data of each worker's own, or has a sampler "
+            "without a length: nobody could take the place of a lost worker; use a data set with indices, or leave out "
+            "--on-loss"
         )
 
 

@@ -123,6 +123,7 @@ class Plan:
     first: int | None = None  # a checksum of the first global batch of a sampler that is not PyTorch's
     deal: BatchSource | None = None  # the queue from which batches are taken, if there is one
     in_step: bool = False  # whether the queue deals out shares of global batches
+    given: int = 0  # batches that this worker was given
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()

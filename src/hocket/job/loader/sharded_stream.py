@@ -22,8 +22,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import UsageError
+from hocket.job.loader.division import least, share
 from hocket.job.loader.passes import Counts
-from hocket.job.loader.sharding import least, share
 from hocket.job.packing import pack, unpack
 from hocket.job.randomness import RandomState, SharedRandom, mix
 

@@ -16,11 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
+from hocket.errors import WorkerLost
+from hocket.job.loader.division import Division, least, share
 from hocket.job.loader.passes import BatchSource, Counts, Plan, Rest, Start
 from hocket.job.randomness import OwnRandom, SharedRandom, mix, reseed
 
 T = TypeVar("T")
 
+MOST_TIMES = 4  # how many times its batch a worker may get when others are gone
 AHEAD = 64  # steps for which indices are read ahead
 
 
@@ -67,21 +70,6 @@ def is_of_torch(source: object) -> bool:
     return type(source).__module__.startswith("torch.utils.data") and (inner is None or is_of_torch(inner))
 
 
-def share(items: Sequence[T], rank: int, size: int, least: int = 1) -> Sequence[T]:
-    """The part of ``items`` for ``rank``: contiguous, as even as possible, and at least ``least`` or none."""
-    size = min(size, max(1, len(items) // least))
-    if rank >= size:
-        return items[:0]
-    each, more = divmod(len(items), size)
-    start = rank * each + min(rank, more)
-    return items[start : start + each + (rank < more)]
-
-
-def least(batch_size: int | None) -> int:
-    """The fewest samples that a rank gets: not a single one of many, which batch norm refuses to train on."""
-    return 2 if batch_size is not None and batch_size > 2 else 1
-
-
 class ShardedIndices(Sampler[Any]):
     """The batches (lists of indices, or what a batch sampler yields) of one rank.
 
@@ -120,12 +108,12 @@ class ShardedIndices(Sampler[Any]):
 
     def _divide(self, plan: Plan) -> Iterator[Any]:
         """This rank's share of every global batch."""
-        taken = 0
-        for batch in self._in_order(plan, self._whole):
-            if self._drop_last and len(batch) < self._whole:
+        taken, rank, size, whole = 0, self._rank, self._size, self._whole  # those of the plan, until workers change
+        for batch in self._in_order(plan, whole):
+            if self._drop_last and len(batch) < whole:
                 return
             taken += len(batch)
-            yield self._give(plan, batch, taken - len(batch), self._rank, self._size, taken)
+            yield self._give(plan, batch, taken - len(batch), rank, size, taken)
 
     def _deal(self, plan: Plan, dealer: BatchSource) -> Iterator[Any]:
         """The batches that this worker takes from the queue that all workers share.
@@ -189,6 +177,36 @@ class ShardedIndices(Sampler[Any]):
             fresh = False
             for start in range(0, len(block), whole):
                 yield block[start : start + whole]
+
+    def divide(self, plan: Plan, members: Sequence[int]) -> Division:
+        """How the batches of a pass are divided among ``members``, now and until ``regroup``."""
+        left = self._left(plan)
+        assert left is not None
+        return Division(plan, members, self._whole, left, least(self._batch_size))
+
+    @property
+    def parts(self) -> int:
+        """How many batches of the script's size make a global batch."""
+        return self._whole // (self._batch_size or 1)
+
+    def number(self, taken: int) -> int:
+        """The number of the batch with which ``taken`` samples of a plan were taken."""
+        return -(-taken // self._whole)
+
+    def regroup(self, rank: int, size: int) -> None:
+        """The workers have changed, and passes from now on are divided among them. The global batch stays as it is.
+
+        Raises:
+            WorkerLost: each worker would have much more to hold in memory than the script was written for.
+        """
+        self._rank, self._size = rank, size
+        if self._batch_size is None:  # batches that the script itself has made, one for each worker
+            self._whole = size
+        elif -(-self._whole // size) > MOST_TIMES * self._batch_size:
+            raise WorkerLost(
+                f"{size} of the workers are left, and each would have more than {MOST_TIMES} times its batch of "
+                f"{self._batch_size} samples: start the job again with fewer workers, or smaller batches"
+            )
 
     def begin(self) -> Start:
         """How a pass would begin now."""

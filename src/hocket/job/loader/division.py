@@ -1,0 +1,183 @@
+"""Who has which part of the batches that are at work, so that the part of a worker that dies can be given to others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from hocket.comm.changing_group import Change
+from hocket.job.loader.passes import Counts, Pass, Plan, Rest, Span
+
+T = TypeVar("T")
+
+
+def share(items: Sequence[T], rank: int, size: int, least: int = 1) -> Sequence[T]:
+    """The part of ``items`` for ``rank``: contiguous, as even as possible, and at least ``least`` or none."""
+    size = min(size, max(1, len(items) // least))
+    if rank >= size:
+        return items[:0]
+    each, more = divmod(len(items), size)
+    start = rank * each + min(rank, more)
+    return items[start : start + each + (rank < more)]
+
+
+def least(batch_size: int | None) -> int:
+    """The fewest samples that a rank gets: not a single one of many, which batch norm refuses to train on."""
+    return 2 if batch_size is not None and batch_size > 2 else 1
+
+
+Mark = tuple[int, ...]
+"""Something that changes with each exchange."""
+
+
+class Lost(NamedTuple):
+    """Samples that were lost with workers, in batches whose gradients are not exchanged yet.
+
+    Attributes:
+        samples: How many samples were lost.
+        total: Samples of all workers in these batches, before the loss.
+    """
+
+    samples: int = 0
+    total: int = 0
+
+
+class Division:
+    """How the batches of one pass are divided among workers, until these change.
+
+    Args:
+        plan: What is left of the pass.
+        members: The number that each worker had when the job began, by rank.
+        whole: Samples of a global batch.
+        left: Samples that are left of the pass.
+        least: The fewest samples that a worker gets.
+    """
+
+    def __init__(self, plan: Plan, members: Sequence[int], whole: int, left: int, least: int) -> None:
+        self.plan, self._members, self._whole, self._left, self._least = plan, members, whole, left, least
+
+    def batch(self, number: int) -> dict[int, tuple[Span, ...]]:
+        """The places of batch ``number`` of the division, from 1, by the worker that has them."""
+        places = range((number - 1) * self._whole, min(number * self._whole, self._left))
+        found: dict[int, tuple[Span, ...]] = {}
+        for rank, member in enumerate(self._members):
+            mine = share(places, rank, len(self._members), self._least)
+            found[member] = self.plan.rest.only([(mine[0], mine[-1] + 1)]).spans if mine else ()
+        return found
+
+    def after(self, number: int) -> list[Span]:
+        """The places of all batches after batch ``number``; the last span goes to the end."""
+        return list(self.plan.rest.only([(min(number * self._whole, self._left), None)]).spans)
+
+
+class Sampler(Protocol):
+    """What divides the samples of a pass among workers."""
+
+    def divide(self, plan: Plan, members: Sequence[int]) -> Division:
+        """How the batches of a pass are divided among ``members``, now and until ``regroup``."""
+        ...
+
+    def number(self, taken: int) -> int:
+        """The number of the batch with which ``taken`` samples of a plan were taken."""
+        ...
+
+    def regroup(self, rank: int, size: int) -> None:
+        """The workers have changed, and passes from now on are divided among them."""
+
+
+class DividedPasses:
+    """The passes of one loader, as far as they are divided among workers that may change.
+
+    Batches that a worker has been given stay as they are, and so that all workers are in step, the others get theirs of
+    these batches, too. What is left after them is divided anew, with what lost workers had of batches whose gradients
+    were not exchanged.
+
+    Args:
+        number: The number of the loader, the same on all workers.
+        sampler: Divides the samples; None if the loader has none.
+        mark: Gives something that changes with each exchange.
+        find: Gives the pass that is going on.
+    """
+
+    def __init__(
+        self, number: int, sampler: Sampler | None, mark: Callable[[], Mark], find: Callable[[], Pass | None]
+    ) -> None:
+        self.number, self._sampler, self._mark, self._find = number, sampler, mark, find
+        self._begun: list[tuple[Mark, Plan, int]] = []  # batches that this worker has begun, and that are open
+        self._done: tuple[Plan, int] | None = None  # the last batch that was exchanged
+        self._carried: list[tuple[Plan, int, dict[int, tuple[Span, ...]]]] = []  # those of earlier divisions
+        self._next: tuple[int, Plan] | None = None  # after which batch of the division another one holds
+        self._short: Mapping[int, int] = {}  # samples that batches of the division have lost
+
+    @property
+    def given(self) -> int:
+        """How many batches of the division this worker has been given."""
+        now = self._find()
+        return now.plan.given if now is not None else 0
+
+    def begin(self, plan: Plan, counts: Counts) -> None:
+        """This worker begins to work on a batch."""
+        if self._sampler is not None:
+            self._forget_done()
+            self._begun.append((self._mark(), plan, self._sampler.number(counts.taken)))
+
+    def regroup(self, change: Change) -> Lost:
+        """Divide what is left among the workers that there are now; returns what was lost."""
+        sampler, now = self._sampler, self._find()
+        assert sampler is not None
+        if now is None:
+            sampler.regroup(change.rank, change.size)
+            return Lost()
+        division = sampler.divide(now.plan, change.before)
+        sampler.regroup(change.rank, change.size)
+        since = max(said["given"].get(str(self.number), 0) for said in change.said)
+        lost = self._lose(division, since, change.lost)
+        now.samples -= lost.samples
+        self.turn()
+        return lost
+
+    def _forget_done(self) -> None:
+        """Forget batches that were exchanged, but for the last one."""
+        mark = self._mark()
+        done = [(plan, number) for begun, plan, number in self._begun if begun != mark]
+        if done:
+            self._done = done[-1]
+            self._begun = [each for each in self._begun if each[0] == mark]
+            self._carried = [
+                (plan, number, batch)
+                for plan, number, batch in self._carried
+                if not any(plan is of and number <= last for of, last in done)
+            ]
+
+    def _lose(self, division: Division, since: int, members: Sequence[int]) -> Lost:
+        self._forget_done()
+        first = self._done[1] + 1 if self._done is not None and self._done[0] is division.plan else 1
+        self._carried += [(division.plan, number, division.batch(number)) for number in range(first, since + 1)]
+        total = sum(_count(spans) for _, _, batch in self._carried for spans in batch.values())
+        places: list[Span] = []
+        short: dict[int, int] = {}
+        for plan, number, batch in self._carried:
+            gone = [span for member in members for span in batch.pop(member, ())]
+            places += gone
+            if plan is division.plan:
+                short[number] = _count(gone)
+        rest = Rest(sorted(places + division.after(since), key=lambda span: span[0]))
+        self._next = since, dataclasses.replace(division.plan, rest=rest, has_begun=True, given=0)
+        self._short = short
+        return Lost(_count(places), total)
+
+    def turn(self) -> None:
+        """Go on with the new division, if this worker has all batches that any worker was given of the old one."""
+        now = self._find()
+        if now is not None and self._next is not None and now.plan.given >= self._next[0]:
+            (_, now.plan), self._next, now.taken = self._next, None, 0
+
+    def correct(self, plan: Plan, counts: Counts) -> Counts:
+        """What is known of the batch that is given now: it may be without the samples of a lost worker."""
+        short = self._short.get(plan.given, 0) if self._next is not None else 0
+        return counts._replace(everywhere=counts.everywhere - short) if short else counts
+
+
+def _count(spans: Sequence[Span]) -> int:
+    return sum(stop - start for start, stop in spans if stop is not None)

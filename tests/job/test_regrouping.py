@@ -1,0 +1,193 @@
+"""A worker that is killed: the others go on, with every sample once, and each step is that of its batch."""
+
+import contextlib
+import os
+import select
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import hocket
+
+SAMPLES, BATCH, EPOCHS = 100, 4, 2
+PHASES = ["before", "forward", "backward", "after", "between"]
+
+
+class Numbered(Dataset[Any]):
+    """Samples that know their numbers."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(SAMPLES, 3, generator=generator, dtype=torch.float64)
+        self.y = self.x.sum(1, keepdim=True) + torch.randn(SAMPLES, 1, generator=generator, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.x[index], self.y[index]
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train(folder: str, deaths: dict[int, tuple[int, str]], processes: int = 0) -> tuple[list[float], int, int, int]:
+    """Train, and write down after each exchange which samples it was of.
+
+    Args:
+        folder: Where each worker writes.
+        deaths: The step and the phase in which a rank is killed.
+        processes: Data-loader processes of each worker.
+
+    Returns:
+        The parameters at the end, who this is then, of how many, and the samples that were counted.
+    """
+    loader = DataLoader(Numbered(), BATCH, shuffle=True, num_workers=processes)
+    model, optimizer, loader = hocket.distribute(*build(), loader)
+    steps, mine = 0, hocket.rank()
+    (Path(folder) / f"{mine}.process").write_text(str(os.getpid()))
+    hocket.barrier()
+
+    def perhaps(phase: str) -> None:
+        if deaths.get(mine) == (steps, phase):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with (Path(folder) / f"{mine}.counted").open("w", buffering=1) as counted:
+        for epoch in range(EPOCHS):
+            for numbers, x, y in loader:
+                perhaps("before")
+                loss = ((model(x) - y) ** 2).mean()
+                perhaps("forward")
+                loss.backward()
+                if loader.weight:
+                    print(epoch, steps, *numbers.tolist(), file=counted)
+                perhaps("backward")
+                optimizer.step()
+                perhaps("after")
+                optimizer.zero_grad()
+                perhaps("between")
+                for dead in [dead for dead, (step, phase) in deaths.items() if (step, phase) == (steps, "between")]:
+                    wait_for_the_end(Path(folder) / f"{dead}.process")
+                steps += 1
+    parameters: list[float] = nn.utils.parameters_to_vector(model.parameters()).tolist()
+    samples = int(hocket.mean(float(hocket.rank() >= 0)))  # a collective of those who are left
+    return parameters, hocket.rank(), hocket.size(), samples
+
+
+def wait_for_the_end(named: Path) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(int(named.read_text()))
+        select.select([process], [], [])
+        os.close(process)
+
+
+def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], size: int) -> dict[int, list[int]]:
+    """Whether all that must be true is true; returns the samples of each step."""
+    left = [each for rank, each in enumerate(found) if rank not in deaths]
+    for each in left:
+        assert not isinstance(each, Exception), each
+    assert sorted(rank for _, rank, _, _ in left) == list(range(size - len(deaths)))
+    assert {now for _, _, now, _ in left} == {size - len(deaths)}
+    assert len({tuple(parameters) for parameters, _, _, _ in left}) == 1
+    steps, epochs = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for path in folder.glob("*.counted"):
+        for line in path.read_text().splitlines():
+            epoch, step, *numbers = map(int, line.split())
+            steps[step] += numbers
+            epochs[epoch] += numbers
+    assert [sorted(numbers) for _, numbers in sorted(epochs.items())] == [list(range(SAMPLES))] * EPOCHS
+    model, optimizer = build()
+    data = Numbered()
+    for _, numbers in sorted(steps.items()):
+        ((model(data.x[numbers]) - data.y[numbers]) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = nn.utils.parameters_to_vector(model.parameters())
+    assert torch.allclose(torch.tensor(left[0][0], dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
+    return steps
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("size", "dead", "processes"), [(2, 1, 0), (3, 0, 0), (3, 1, 2), (4, 2, 0)])
+def test_the_others_go_on(pool: Pool, tmp_path: Path, size: int, dead: int, processes: int, phase: str) -> None:
+    deaths = {dead: (3, phase)}
+    settings: dict[str, Any] = {"on_loss": "continue", "check_replicas": 1}
+    found = pool.outcomes_with_death(size, train, dead, str(tmp_path), deaths, processes, **settings)
+    steps = check(tmp_path, found, deaths, size)
+    if phase == "between":  # everybody knows before the next batch: batches are as if nothing had happened
+        each = size * BATCH
+        rest = [SAMPLES % each] if SAMPLES % each else []
+        assert [len(numbers) for _, numbers in sorted(steps.items())] == ([each] * (SAMPLES // each) + rest) * EPOCHS
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        {1: (3, "forward"), 2: (3, "forward")},
+        {0: (3, "forward"), 3: (3, "backward")},
+        {2: (3, "before"), 0: (4, "forward")},
+        {3: (2, "after"), 1: (9, "before"), 0: (12, "backward")},
+        {3: (3, "between"), 1: (3, "between")},
+    ],
+)
+def test_several_are_lost(pool: Pool, tmp_path: Path, deaths: dict[int, tuple[int, str]]) -> None:
+    settings: dict[str, Any] = {"on_loss": "continue", "check_replicas": 1}
+    found = pool.outcomes_with_death(4, train, deaths, str(tmp_path), deaths, **settings)
+    check(tmp_path, found, deaths, 4)
+
+
+def fail() -> None:
+    model, optimizer, loader = hocket.distribute(*build(), DataLoader(Numbered(), BATCH))
+    for step, (_, x, y) in enumerate(loader):
+        if step == 3 and hocket.rank() == 1:
+            raise ValueError("broken on purpose")
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+
+
+def test_an_exception_is_no_loss(pool: Pool) -> None:
+    first, second = pool.outcomes(2, fail, on_loss="continue")
+    assert "broken on purpose" in str(second)
+    assert "WorkerLost" in str(first) and "rank 1" in str(first)
+
+
+def accumulate(dead: int, at: int) -> tuple[list[float], list[list[int]]]:
+    """Two batches for each step; one worker is killed at its batch number ``at``."""
+    model, optimizer, loader = hocket.distribute(*build(), DataLoader(Numbered(), BATCH, drop_last=True))
+    mine, seen, steps = hocket.rank(), list[list[int]](), list[list[int]]()
+    for number, (numbers, x, y) in enumerate(loader):
+        if (mine, number) == (dead, at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen.append(numbers.tolist())
+        is_last = number % 2 == 1
+        with contextlib.nullcontext() if is_last else hocket.accumulate():
+            ((model(x) - y) ** 2).mean().backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append([each for batch in seen for each in batch])
+            seen.clear()
+    return nn.utils.parameters_to_vector(model.parameters()).tolist(), steps
+
+
+@pytest.mark.parametrize("at", [4, 5])
+def test_gradients_that_were_held_back_are_lost_with_their_worker(pool: Pool, at: int) -> None:
+    found = pool.outcomes_with_death(3, accumulate, 1, 1, at, on_loss="continue", check_replicas=1)
+    left = [found[0], found[2]]
+    for each in left:
+        assert not isinstance(each, Exception), each
+    assert left[0][0] == left[1][0]
+    # The third step is without the dead worker, and all that it had of that step comes again.
+    counted = sorted(number for _, steps in left for step in steps[2:] for number in step)
+    assert len(counted) == len(set(counted))
+    assert set(range(48, 72)) <= set(counted)
