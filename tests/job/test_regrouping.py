@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
+from hocket.job.worker import current
 
 SAMPLES, BATCH, EPOCHS = 100, 4, 2
 PHASES = ["before", "forward", "backward", "after", "between"]
@@ -191,3 +193,107 @@ def test_gradients_that_were_held_back_are_lost_with_their_worker(pool: Pool, at
     counted = sorted(number for _, steps in left for step in steps[2:] for number in step)
     assert len(counted) == len(set(counted))
     assert set(range(48, 72)) <= set(counted)
+
+
+def train_oddly(kind: str, dead: int, at: int) -> tuple[list[float], list[int], list[int]]:
+    """What other people's scripts do; returns the parameters, this worker's samples, and those of the last epoch."""
+    model, optimizer, loader = hocket.distribute(*build(), DataLoader(Numbered(), BATCH, shuffle=True))
+    mine, steps, seen = hocket.rank(), 0, list[int]()
+
+    def step(batch: Any) -> None:
+        nonlocal steps
+        if (mine, steps) == (dead, at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        numbers, x, y = batch
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+        seen.extend(numbers.tolist() if loader.weight else [])
+
+    if kind == "max_steps":
+        for batch in loader:
+            step(batch)
+            if steps == 6:
+                break
+        seen.clear()
+        for batch in loader:
+            step(batch)
+    elif kind == "next":
+        batches = iter(loader)
+        for _ in range(5):
+            step(next(batches))
+        hocket.settle()
+        for batch in batches:
+            step(batch)
+    elif kind == "ahead":
+        batches = iter(loader)
+        following = next(batches)
+        while following is not None:
+            batch, following = following, next(batches, None)
+            step(batch)
+    elif kind == "metrics":
+        for batch in loader:
+            step(batch)
+            assert hocket.mean(1.0) == 1.0
+    return nn.utils.parameters_to_vector(model.parameters()).tolist(), seen, [mine, hocket.size()]
+
+
+@pytest.mark.parametrize("kind", ["max_steps", "next", "ahead", "metrics"])
+def test_scripts_of_other_people(pool: Pool, kind: str) -> None:
+    dead, at = 1, 8 if kind == "max_steps" else 3
+    found = pool.outcomes_with_death(3, train_oddly, dead, kind, dead, at, on_loss="continue", check_replicas=1)
+    left = [found[0], found[2]]
+    for each in left:
+        assert not isinstance(each, Exception), each
+    assert left[0][0] == left[1][0]
+    counted = [number for _, seen, _ in left for number in seen]
+    assert len(counted) == len(set(counted)), "a sample came twice"
+    done = at - 6 if kind == "max_steps" else at  # steps of this epoch in which the dead one took part
+    assert len(counted) == SAMPLES - done * BATCH
+
+
+def leave_early() -> None:
+    model, optimizer, loader = hocket.distribute(*build(), DataLoader(Numbered(), BATCH))
+    for step, (_, x, y) in enumerate(loader):
+        if step == 3 and hocket.rank() == 1:
+            current().communicator.leave(False)  # as at the end of a script
+            time.sleep(0.5)
+            os._exit(0)
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+
+
+def test_who_has_finished_is_not_lost(pool: Pool) -> None:
+    found = pool.outcomes_with_death(2, leave_early, 1, on_loss="continue")
+    assert "finished the script" in str(found[0])
+
+
+def share_by_hand(dead: int, at: int) -> tuple[list[float], int]:
+    model, optimizer = hocket.distribute(*build())
+    mine, data = hocket.rank(), Numbered()
+    for step in range(8):
+        if (mine, step) == (dead, at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        part = hocket.share(10)
+        x, y = data.x[10 * step :][:10][part], data.y[10 * step :][:10][part]
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return nn.utils.parameters_to_vector(model.parameters()).tolist(), hocket.size()
+
+
+def test_uneven_parts_without_a_loader(pool: Pool) -> None:
+    """The step in hand is the mean over the samples that are left, of parts of 4, 3 and 3."""
+    found = pool.outcomes_with_death(3, share_by_hand, 1, 1, 4, on_loss="continue", check_replicas=1)
+    model, optimizer = build()
+    data = Numbered()
+    for step in range(8):
+        numbers = [10 * step + i for i in range(10) if step != 4 or not 4 <= i < 7]
+        ((model(data.x[numbers]) - data.y[numbers]) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = nn.utils.parameters_to_vector(model.parameters())
+    for parameters, size in (found[0], found[2]):
+        assert size == 2
+        assert torch.allclose(torch.tensor(parameters, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)

@@ -16,8 +16,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from hocket.comm.alone import AloneCommunicator
+from hocket.comm.bucket_layout import Layout
 from hocket.comm.communicator import Communicator
 from hocket.comm.coordinator_group import Meets
+from hocket.comm.exchange import Exchange
 from hocket.comm.shared import SharedCommunicator
 from hocket.errors import WorkerDied, WorkerLost
 from hocket.transport.area import Area
@@ -91,6 +93,7 @@ class RegroupingCommunicator(Communicator):
         self.members, self.generation, self._waited = tuple(range(coordinator.workers)), 0, 0.0
         self.tell: Callable[[], dict[str, Any]] = dict
         self.on_change: Callable[[Change], None] = lambda _: None
+        self._is_regrouping = False
         self._group = self._join(self._meet())
 
     def regroup(self, loss: WorkerDied) -> None:
@@ -106,22 +109,30 @@ class RegroupingCommunicator(Communicator):
                 self._group = self._join(said)
                 told = tuple(said[member] for member in self.members)
                 change, before = Change(self.generation, before, self.members, self.rank, told), self.members
+                self._is_regrouping = True
                 self.on_change(change)
                 return
             except WorkerDied as another:
                 loss = another
+            finally:
+                self._is_regrouping = False
 
     def look(self) -> None:
         memory = self.memory
-        if memory is not None and any(memory.gate.has_ended(rank) for rank in range(self.size)):
+        if memory is not None and any(memory.gate.has_died(rank) for rank in range(self.size)):
             self.regroup(WorkerDied("a worker has ended, and others still hear from it: see its output"))
 
     def persist(self, call: Callable[[], T]) -> T:
-        while True:
+        while not self._is_regrouping:
             try:
                 return call()
             except WorkerDied as loss:
                 self.regroup(loss)
+        return call()  # one more loss is for who regroups
+
+    def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
+        make = super().exchange
+        return self.persist(lambda: make(layout, background=background, turns=turns, private=private))
 
     def _meet(self) -> dict[int, dict[str, Any]]:
         """What the workers that are left say of themselves."""

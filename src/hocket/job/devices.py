@@ -43,6 +43,8 @@ def connect(
         )
     if mine and not mine.startswith("cuda"):
         raise UsageError(f"the model is on {mine}: Hocket trains on CPUs and CUDA GPUs; call model.cpu() first")
+    if mine and config.on_loss == "continue" and communicator.size > 1:
+        raise UsageError("--on-loss continue is for models on the CPU: leave it out, or call model.cpu() first")
     if communicator.nccl is not None or communicator.size == 1 or config.servers:
         return
     uuid = str(torch.cuda.get_device_properties(mine).uuid) if mine else ""

@@ -155,6 +155,10 @@ class Gate:
         """Whether the process of a peer has ended."""
         return rank in self._pidfds and _has_ended(self._pidfds[rank])
 
+    def has_died(self, rank: int) -> bool:
+        """Whether the process of a peer has ended without a word."""
+        return self.has_ended(rank) and self._words[rank * 16 + _STATE] == _RUNNING
+
     def leave(self, failed: bool) -> None:
         """Tell ranks that may wait for this rank that its script has ended."""
         self._words[self.rank * 16 + _STATE] = _FAILED if failed else _FINISHED

@@ -145,7 +145,7 @@ class Saver:
             return None
         self._last = Saving()
         if group.rank in self._writers:
-            args = (self._last, *taken, keep, group.rank, generation)
+            args = (self._last, *taken, keep, group.rank, group.size, generation)
             self._last._thread = threading.Thread(target=self._write, args=args, name="hocket-save")
             self._last._thread.start()
         return self._last
@@ -235,17 +235,16 @@ class Saver:
         remote: dict[int, torch.Tensor],
         keep: int,
         rank: int,
+        size: int,
         generation: int,
     ) -> None:
-        """Write the checkpoint, in a thread of its own; the rank may be another one meanwhile."""
+        """Write the checkpoint, in a thread of its own; rank and size may be others meanwhile."""
         group, begin = self._worker.together, time.perf_counter()
         try:
             written = write_part(folder, rank, image, taken.own)
             if rank == 0:
-                config, size = self._worker.config, max(self._worker.together.size, len(remote) + 1)
-                files = complete(
-                    folder, size, written, remote, config.timeout, lambda: group.generation != generation
-                )
+                everyone, timeout = max(size, len(remote) + 1), self._worker.config.timeout
+                files = complete(folder, everyone, written, remote, timeout, lambda: group.generation != generation)
                 saving.path = self._folders[folder.parent].commit(folder, taken.manifest, files, keep)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
