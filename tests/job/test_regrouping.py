@@ -1,17 +1,19 @@
 """A worker that is killed: the others go on, with every sample once, and each step is that of its batch."""
 
 import contextlib
+import itertools
 import os
 import select
 import signal
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from pool import Pool
+from products import product
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -43,25 +45,29 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def train(folder: str, deaths: dict[int, tuple[int, str]], processes: int = 0) -> tuple[list[float], int, int, int]:
-    """Train, and write down after each exchange which samples it was of.
+def train(
+    folder: str, deaths: dict[int, tuple[int, str]], processes: int = 0, strategy: str = "mirrored"
+) -> tuple[list[float], int, int, int]:
+    """Train, and write down after each backward pass which samples it was of, and how many exchanges were before it.
 
     Args:
         folder: Where each worker writes.
         deaths: The step and the phase in which a rank is killed.
         processes: Data-loader processes of each worker.
+        strategy: How the workers train together.
 
     Returns:
         The parameters at the end, who this is then, of how many, and the samples that were counted.
     """
     loader = DataLoader(Numbered(), BATCH, shuffle=True, num_workers=processes)
-    model, optimizer, loader = hocket.distribute(*build(), loader)
-    steps, mine = 0, hocket.rank()
+    model, optimizer, loader = hocket.distribute(*build(), loader, strategy=strategy)
+    steps, mine, (at_work,) = 0, hocket.rank(), current().training.strategies
     (Path(folder) / f"{mine}.process").write_text(str(os.getpid()))
     hocket.barrier()
 
     def perhaps(phase: str) -> None:
         if deaths.get(mine) == (steps, phase):
+            print("dead", at_work.exchanges, file=counted)
             os.kill(os.getpid(), signal.SIGKILL)
 
     with (Path(folder) / f"{mine}.counted").open("w", buffering=1) as counted:
@@ -70,9 +76,9 @@ def train(folder: str, deaths: dict[int, tuple[int, str]], processes: int = 0) -
                 perhaps("before")
                 loss = ((model(x) - y) ** 2).mean()
                 perhaps("forward")
+                before = at_work.exchanges
                 loss.backward()
-                if loader.weight:
-                    print(epoch, steps, *numbers.tolist(), file=counted)
+                print(before, loader.weight, epoch, steps, *numbers.tolist(), file=counted)
                 perhaps("backward")
                 optimizer.step()
                 perhaps("after")
@@ -93,24 +99,47 @@ def wait_for_the_end(named: Path) -> None:
         os.close(process)
 
 
-def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], size: int) -> dict[int, list[int]]:
-    """Whether all that must be true is true; returns the samples of each step."""
+class Counted(NamedTuple):
+    """Samples of one worker that have counted in one step."""
+
+    exchanges: int  # before the step
+    step: int
+    worker: int
+    weight: float
+    numbers: list[int]
+
+
+def check_counted(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], size: int) -> list[Counted]:
+    """Whether each sample has counted once in each epoch; returns what has counted, in order."""
     left = [each for rank, each in enumerate(found) if rank not in deaths]
     for each in left:
         assert not isinstance(each, Exception), each
     assert sorted(rank for _, rank, _, _ in left) == list(range(size - len(deaths)))
     assert {now for _, _, now, _ in left} == {size - len(deaths)}
     assert len({tuple(parameters) for parameters, _, _, _ in left}) == 1
-    steps, epochs = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    counted, epochs = list[Counted](), defaultdict[int, list[int]](list)
     for path in folder.glob("*.counted"):
-        for line in path.read_text().splitlines():
-            epoch, step, *numbers = map(int, line.split())
-            steps[step] += numbers
-            epochs[epoch] += numbers
+        *lines, last = path.read_text().splitlines()
+        is_dead = last.startswith("dead")
+        for line in lines if is_dead else [*lines, last]:
+            exchanges, weight, epoch, step, *numbers = line.split()
+            if not is_dead or int(exchanges) < int(last.split()[1]):  # what came after its last exchange is lost
+                told = int(exchanges), int(step), int(path.stem), float(weight), list(map(int, numbers))
+                counted.append(Counted(*told))
+                epochs[int(epoch)] += counted[-1].numbers if counted[-1].weight else []
     assert [sorted(numbers) for _, numbers in sorted(epochs.items())] == [list(range(SAMPLES))] * EPOCHS
+    return sorted(counted)
+
+
+def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], size: int) -> dict[int, list[int]]:
+    """Whether all that must be true of mirrored is true; returns the samples of each step."""
+    left = [each for rank, each in enumerate(found) if rank not in deaths]
+    steps = defaultdict[int, list[int]](list)
+    for each in check_counted(folder, found, deaths, size):
+        steps[each.step] += each.numbers if each.weight else []  # else only to be in step
     model, optimizer = build()
     data = Numbered()
-    for _, numbers in sorted(steps.items()):
+    for numbers in steps.values():
         ((model(data.x[numbers]) - data.y[numbers]) ** 2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -119,9 +148,9 @@ def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], si
     return steps
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("size", "dead", "processes"), [(2, 1, 0), (3, 0, 0), (3, 1, 2), (4, 2, 0)])
-def test_the_others_go_on(pool: Pool, tmp_path: Path, size: int, dead: int, processes: int, phase: str) -> None:
+@product(phase=PHASES, who=[(2, 1, 0), (3, 0, 0), (3, 1, 2), (4, 2, 0)])
+def test_the_others_go_on(pool: Pool, tmp_path: Path, who: tuple[int, int, int], phase: str) -> None:
+    size, dead, processes = who
     deaths = {dead: (3, phase)}
     settings: dict[str, Any] = {"on_loss": "continue", "check_replicas": 1}
     found = pool.outcomes_with_death(size, train, dead, str(tmp_path), deaths, processes, **settings)
@@ -129,7 +158,7 @@ def test_the_others_go_on(pool: Pool, tmp_path: Path, size: int, dead: int, proc
     if phase == "between":  # everybody knows before the next batch: batches are as if nothing had happened
         each = size * BATCH
         rest = [SAMPLES % each] if SAMPLES % each else []
-        assert [len(numbers) for _, numbers in sorted(steps.items())] == ([each] * (SAMPLES // each) + rest) * EPOCHS
+        assert [len(numbers) for numbers in steps.values()] == ([each] * (SAMPLES // each) + rest) * EPOCHS
 
 
 @pytest.mark.parametrize(
@@ -297,3 +326,42 @@ def test_uneven_parts_without_a_loader(pool: Pool) -> None:
     for parameters, size in (found[0], found[2]):
         assert size == 2
         assert torch.allclose(torch.tensor(parameters, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
+
+
+@product(
+    "strategy",
+    strategy=["local_sgd(period=4)", "local_sgd(period=4, optimizer_state=True)", "easgd(period=4)"],
+    phase=["forward", "after", "between"],
+    step=[7, 5],
+    dead=[1, 0, 2],
+)
+def test_a_round_ends_with_those_who_are_there(
+    pool: Pool, tmp_path: Path, strategy: str, dead: int, step: int, phase: str
+) -> None:
+    """What the dead worker has done since the last round is lost with it, and is done again by the others."""
+    deaths = {dead: (step, phase)}
+    arguments = str(tmp_path), deaths, 0, strategy
+    found = pool.outcomes_with_death(3, train, dead, *arguments, on_loss="continue")
+    counted = check_counted(tmp_path, found, deaths, 3)
+    if strategy == "local_sgd(period=4)":
+        expected = average_locally(counted)
+        parameters = torch.tensor(found[(dead + 1) % 3][0], dtype=torch.float64)
+        assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)
+
+
+def average_locally(counted: list[Counted]) -> torch.Tensor:
+    """The law of local SGD: steps of each worker's own, and the mean of those who have come to the end of a round."""
+    workers, data = {each.worker: build() for each in counted}, Numbered()
+    for _, of_round in itertools.groupby(counted, key=lambda each: each.exchanges):
+        there = set[int]()
+        for each in of_round:
+            model, optimizer = workers[each.worker]
+            (((model(data.x[each.numbers]) - data.y[each.numbers]) ** 2).mean() * each.weight).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            there.add(each.worker)
+        vectors = [nn.utils.parameters_to_vector(workers[worker][0].parameters()) for worker in there]
+        mean = torch.stack(vectors).mean(0).detach()
+        for model, _ in workers.values():
+            nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    return mean

@@ -87,6 +87,7 @@ class RegroupingCommunicator(Communicator):
     """
 
     way = "shared memory"
+    changes = True
 
     def __init__(self, coordinator: Shares, timeout: float) -> None:
         self._coordinator, self._timeout = coordinator, timeout

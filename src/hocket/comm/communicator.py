@@ -35,6 +35,9 @@ class Communicator(ABC):
     way: str
     """How bytes move, in words."""
 
+    changes: bool = False
+    """Whether the group goes on, with fewer workers, when a worker dies."""
+
     generation: int = 0
     """How often the workers of the group have changed."""
 

@@ -20,7 +20,7 @@ def survives(worker: Worker, spec: Spec) -> bool:
     Raises:
         StrategyError: the user wants them to, and the strategy cannot.
     """
-    can_change = isinstance(worker.communicator, RegroupingCommunicator)
+    can_change = worker.communicator.changes
     if can_change and not spec.regroups:
         raise StrategyError(
             f"--on-loss continue, and strategy {spec.name!r} cannot go on without a worker: use --strategy mirrored, "

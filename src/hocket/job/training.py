@@ -69,7 +69,7 @@ class Training:
 
     def mark(self) -> tuple[int, ...]:
         """Something that changes with each exchange."""
-        return tuple(strategy.steps for strategy in self.strategies)
+        return tuple(strategy.exchanges for strategy in self.strategies)
 
     def regroup(self, size: int, before: int, weight: float, lost: int) -> None:
         """Go on with ``size`` workers; see ``Strategy.regroup``. Collective.

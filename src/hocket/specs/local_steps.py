@@ -60,6 +60,10 @@ class LocalSGD(Spec):
     def keeps_replicas(self) -> bool:
         return self.time is None
 
+    @property
+    def regroups(self) -> bool:
+        return self.time is None and self.after is None
+
     def resolve(self, workers: int, servers: int) -> Spec:
         """Post-local SGD is a switch."""
         if self.after is None:
@@ -150,6 +154,10 @@ class EASGD(Spec):
     period: int = 10
     alpha: float | None = None
     momentum: float = 0.0
+
+    @property
+    def regroups(self) -> bool:
+        return True
 
     def check(self) -> None:
         check_period(self.period)

@@ -46,9 +46,6 @@ class Spec:
     has_equal_replicas: ClassVar[bool] = False
     """Whether every worker has a copy of the parameters that must be equal to the others' after every step."""
 
-    regroups: ClassVar[bool] = False
-    """Whether the others can go on when a worker is lost, if the user asks for it (``--on-loss continue``)."""
-
     leases: ClassVar[bool] = False
     """Whether a worker may take several batches of the shared queue at once: nobody waits for their gradients."""
 
@@ -58,6 +55,11 @@ class Spec:
     @property
     def survives_loss(self) -> bool:
         """Whether the others go on when a worker is lost; if not, the job ends."""
+        return False
+
+    @property
+    def regroups(self) -> bool:
+        """Whether the others can go on when a worker is lost, if the user asks for it (``--on-loss continue``)."""
         return False
 
     @property

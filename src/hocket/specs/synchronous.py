@@ -13,11 +13,14 @@ class Mirrored(Spec):
 
     name = "mirrored"
     implementation = "hocket.strategies.mirrored:MirroredTraining"
-    regroups = True
     needs_optimizer = False
     serves_any_optimizer = True
     has_equal_replicas = True
     keeps_replicas = True
+
+    @property
+    def regroups(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

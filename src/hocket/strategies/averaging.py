@@ -51,13 +51,21 @@ class InPlaceAverage:
             payload: A number for all ranks.
             weight: How much this rank's tensors count; all weights have the mean 1.
         """
+        return self._communicator.persist(lambda: self._average(Ticket(self._number, payload, what), weight))
+
+    def _average(self, ticket: Ticket, weight: float) -> list[int]:
         if self._exchange is None:
-            return self._communicator.meet(self._number, payload, what)
+            return self._communicator.meet(*ticket)
         self._exchange.put(self._tensors, weight)
-        self._exchange.begin(Ticket(self._number, payload, what))
+        self._exchange.begin(ticket)
         payloads = self._exchange.finish()
         torch._foreach_copy_(self._tensors, self._exchange.result_views)
         return payloads
+
+    def regroup(self) -> None:
+        """Go on with the workers that the communicator has now; collective."""
+        self.close()
+        self._make(self._tensors)
 
     def close(self) -> None:
         """Give the buffers back."""

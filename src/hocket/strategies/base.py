@@ -225,6 +225,11 @@ class Strategy(ABC):
         """
         raise StrategyError(f"strategy {self.spec.name!r} cannot go on with other workers than it has begun with")
 
+    @property
+    def exchanges(self) -> int:
+        """How often this worker's training has become that of all: what came since is lost with the worker."""
+        return self.steps
+
     @contextmanager
     def merged(self) -> Iterator[None]:
         """Inside this context, model and optimizer are what a checkpoint keeps; then they are as before. Collective."""

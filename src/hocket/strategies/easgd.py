@@ -38,6 +38,14 @@ class EASGDTraining(ElasticTraining):
             self._loaded()
             self._heed_loading()
 
+    @property
+    def exchanges(self) -> int:
+        return self.pulls
+
+    def regroup(self, weight: float) -> None:
+        self._average.regroup()
+        self.alpha = self._find_alpha()
+
     @contextmanager
     def merged(self) -> Iterator[None]:
         with super().merged(), merged_state(self._communicator, self._optimizer):
@@ -48,9 +56,10 @@ class EASGDTraining(ElasticTraining):
         own = [parameter.detach() for parameter in self._members.parameters]
         torch._foreach_copy_(self._differences, own)
         torch._foreach_sub_(self._differences, self.centre)
-        torch._foreach_add_(own, self._differences, alpha=-self.alpha)
+        alpha = self.alpha  # another one if workers are lost meanwhile
+        torch._foreach_add_(own, self._differences, alpha=-alpha)
         self._average.average(f"the elastic pull after {self.batches} batches")
-        torch._foreach_add_(self.centre, self._differences, alpha=self.alpha * self._communicator.size)
+        torch._foreach_add_(self.centre, self._differences, alpha=alpha * self._communicator.size)
         self.sent += self._average.nbytes
 
     def _make_equal(self) -> None:

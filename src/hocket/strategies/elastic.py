@@ -36,12 +36,15 @@ class ElasticTraining(LocalTraining):
         self._model, self._spec, self._in_round, self.pulls = context.model, spec, 0, 0
         if not context.rests:
             self._give_momentum(spec.momentum)
-        self.alpha = 0.9 / context.communicator.size if spec.alpha is None else spec.alpha
+        self.alpha = self._find_alpha()
         self._shows = False  # whether the parameters are the centre's
         self._aside: list[torch.Tensor] | None = None  # the worker's own while the centre is shown, then the centre
         self._is_loaded = self._returns = False  # whether a loop has begun for which the worker's own return
         self._hooks.before_forward = self._before_forward
         self._hooks.watch_loading(context.model, lambda: None, self._loaded, self._heed_loading)
+
+    def _find_alpha(self) -> float:
+        return 0.9 / self._communicator.size if self._spec.alpha is None else self._spec.alpha
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "in round": self._in_round}

@@ -51,6 +51,15 @@ class LocalSGDTraining(LocalTraining):
         if why is Why.SWITCH_TO:
             self._in_round = 0
 
+    @property
+    def exchanges(self) -> int:
+        return self.rounds
+
+    def regroup(self, weight: float) -> None:
+        self._average.regroup()
+        if self._state_average is not None:
+            self._state_average.regroup()
+
     def _exchange(self, batches: int, samples: int) -> None:
         self._in_round += batches
         if self._in_round >= self.period:
@@ -58,10 +67,10 @@ class LocalSGDTraining(LocalTraining):
             self._note_settled()
 
     def _make_equal(self) -> None:
-        self._in_round = 0
-        self.rounds += 1
         self._average.take(self._tensors())
         self._average.average(self._describe)
+        self._in_round = 0
+        self.rounds += 1
         self.sent += self._average.nbytes
         if self._state_average is not None:
             self._state_average.take(CommonState(self._communicator, self._optimizer).means)

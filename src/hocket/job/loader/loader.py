@@ -347,7 +347,6 @@ class Loader:
             self.before_next()
 
     def _read(self, now: Pass, inner: Iterator[Any], loop: Loop | None) -> Iterator[Item]:
-        """This rank's batches and what is known of them."""
         skip, plan = now.batches if now.is_divided else 0, now.plan
         while now.plan is plan and (item := next(inner, _NO_MORE)) is not _NO_MORE:
             if self._sampler is not None:
@@ -360,11 +359,13 @@ class Loader:
                 skip -= 1
             else:
                 yield item
+        waits = loop is not None and loop.waits  # the script is ahead, or other workers get the batches that are left
+        if self._group.changes and now.plan is plan and loop is not None and not waits and not loop.in_thread:
+            self._training.loops.settle()  # as at the end of the loop; what a worker that is lost now had comes then
         if now.plan is not plan:
             self._quiet, self._inner._iterator = True, None
             yield from self._read(now, self._open(now), loop)
             return
-        waits = loop is not None and loop.waits  # then other workers get the batches that are left
         if self._pass is now and self._dealt is not None and not waits and self._dealt.await_more():
             self._quiet = True
             yield from self._read(now, self._open(now), loop)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
 
-from hocket.comm.changing_group import RegroupingCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, UsageError
 from hocket.job.loader.sharding import batches, show_own_dataset
@@ -38,7 +37,7 @@ def check(loader: DataLoader[Any]) -> None:
 def check_divisible(loader: DataLoader[Any], group: Communicator, *, local: bool, training: bool | None) -> None:
     """Raise if the workers of ``group`` may change, and ``loader`` cannot be divided anew among others."""
     fixed = local or isinstance(loader.dataset, IterableDataset) or not isinstance(loader.sampler, Sized)
-    if isinstance(group, RegroupingCommunicator) and fixed and training is not False:
+    if group.changes and fixed and training is not False:
         raise UsageError(
             "--on-loss continue, and this loader is over a stream, over data of each worker's own, or has a sampler "
             "without a length: nobody could take the place of a lost worker; use a data set with indices, or leave out "
