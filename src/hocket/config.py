@@ -163,7 +163,7 @@ class Config:
     on_loss: str = _setting(
         "end",
         "What follows when a worker is killed: the job ends, or the others continue. Strategies with servers, gossip "
-        "and hogwild always continue; mirrored can, on one host.",
+        "and hogwild always continue; mirrored, local_sgd, diloco and easgd can, on one host.",
         _choice,
         choices=("end", "continue"),
     )

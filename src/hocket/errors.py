@@ -71,11 +71,13 @@ class HostError(JobError):
 
 
 class WorkerLost(JobError):
-    """A rank has ended while others wait for it."""
+    """A rank has ended while others wait for it.
 
+    Attributes:
+        died: Whether the rank has said nothing, neither that its script has failed nor that it has ended.
+    """
 
-class WorkerDied(WorkerLost):
-    """A rank was killed while others wait for it; it did not say that its script has failed or ended."""
+    died: bool = False
 
 
 class ServerLost(JobError):

@@ -330,7 +330,12 @@ def test_uneven_parts_without_a_loader(pool: Pool) -> None:
 
 @product(
     "strategy",
-    strategy=["local_sgd(period=4)", "local_sgd(period=4, optimizer_state=True)", "easgd(period=4)"],
+    strategy=[
+        "local_sgd(period=4)",
+        "local_sgd(period=4, optimizer_state=True)",
+        "diloco(period=4, outer_lr=1.0, outer_momentum=0.0)",
+        "easgd(period=4)",
+    ],
     phase=["forward", "after", "between"],
     step=[7, 5],
     dead=[1, 0, 2],
@@ -343,7 +348,7 @@ def test_a_round_ends_with_those_who_are_there(
     arguments = str(tmp_path), deaths, 0, strategy
     found = pool.outcomes_with_death(3, train, dead, *arguments, on_loss="continue")
     counted = check_counted(tmp_path, found, deaths, 3)
-    if strategy == "local_sgd(period=4)":
+    if strategy.startswith("diloco") or strategy == "local_sgd(period=4)":
         expected = average_locally(counted)
         parameters = torch.tensor(found[(dead + 1) % 3][0], dtype=torch.float64)
         assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)

@@ -21,7 +21,7 @@ from hocket.comm.communicator import Communicator
 from hocket.comm.coordinator_group import Meets
 from hocket.comm.exchange import Exchange
 from hocket.comm.shared import SharedCommunicator
-from hocket.errors import WorkerDied, WorkerLost
+from hocket.errors import WorkerLost
 from hocket.transport.area import Area
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.waiting import Description
@@ -97,13 +97,17 @@ class RegroupingCommunicator(Communicator):
         self._is_regrouping = False
         self._group = self._join(self._meet())
 
-    def regroup(self, loss: WorkerDied) -> None:
-        """Go on with the workers that are left; they all call this."""
+    def regroup(self, loss: WorkerLost) -> None:
+        """Go on with the workers that are left; they all call this.
+
+        Raises:
+            WorkerLost: ``loss`` itself, if nobody can go on after it.
+        """
         before = self.members
         while True:
-            said = self._meet()
-            if said.keys() >= set(self.members):
-                raise loss  # the coordinator still hears from all of them
+            said = self._meet() if loss.died else {}
+            if not loss.died or said.keys() >= set(self.members):
+                raise loss  # a script has failed or ended; or the coordinator still hears from all of them
             self.members = _fill_holes([member if member in said else None for member in self.members])
             self.generation += 1
             try:
@@ -113,7 +117,7 @@ class RegroupingCommunicator(Communicator):
                 self._is_regrouping = True
                 self.on_change(change)
                 return
-            except WorkerDied as another:
+            except WorkerLost as another:
                 loss = another
             finally:
                 self._is_regrouping = False
@@ -121,13 +125,15 @@ class RegroupingCommunicator(Communicator):
     def look(self) -> None:
         memory = self.memory
         if memory is not None and any(memory.gate.has_died(rank) for rank in range(self.size)):
-            self.regroup(WorkerDied("a worker has ended, and others still hear from it: see its output"))
+            loss = WorkerLost("a worker has ended, and others still hear from it: see its output")
+            loss.died = True
+            self.regroup(loss)
 
     def persist(self, call: Callable[[], T]) -> T:
         while not self._is_regrouping:
             try:
                 return call()
-            except WorkerDied as loss:
+            except WorkerLost as loss:
                 self.regroup(loss)
         return call()  # one more loss is for who regroups
 

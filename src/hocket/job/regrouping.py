@@ -23,8 +23,8 @@ def survives(worker: Worker, spec: Spec) -> bool:
     can_change = worker.communicator.changes
     if can_change and not spec.regroups:
         raise StrategyError(
-            f"--on-loss continue, and strategy {spec.name!r} cannot go on without a worker: use --strategy mirrored, "
-            "or one with servers, or leave out --on-loss"
+            f"--on-loss continue, and strategy {spec.name!r} cannot go on without a worker, at least not with these "
+            "options: use mirrored, local_sgd(period=…), diloco without fragments, or easgd, or leave out --on-loss"
         )
     return can_change or spec.resolve(worker.config.size, worker.config.servers).survives_loss
 

@@ -123,6 +123,10 @@ class DiLoCo(Spec):
             return self.delay
         return 0 if self.fragments == 1 else max(1, self.period // (2 * self.fragments))
 
+    @property
+    def regroups(self) -> bool:
+        return self.fragments == 1 and not self.batches_under_way  # else a batch may count in a part of the model only
+
     def check(self) -> None:
         check_period(self.period)
         if not 0 < self.outer_lr < math.inf:

@@ -70,6 +70,14 @@ class DiLoCoTraining(LocalTraining):
                     each.anchor[i].copy_(anchor[name])
                     each.momentum[i].copy_(momentum[name])
 
+    @property
+    def exchanges(self) -> int:
+        return self.rounds
+
+    def regroup(self, weight: float) -> None:
+        for fragment in self._fragments:
+            fragment.regroup()
+
     @contextmanager
     def merged(self) -> Iterator[None]:
         self._heed_loading()

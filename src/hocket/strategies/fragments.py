@@ -36,6 +36,7 @@ class Fragment:
     ) -> None:
         self.names, self._parameters, self._places = list(names), list(parameters), places or []
         tensors = [*(parameter.detach() for parameter in parameters), *look_up(self._places)]
+        self._communicator = communicator
         self._exchange = communicator.exchange(communicator.lay_out(tensors), background=True)
         self._number = zlib.crc32(repr([(t.dtype, list(t.shape)) for t in tensors]).encode()) << 1
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -65,7 +66,24 @@ class Fragment:
         torch._foreach_sub_(self._exchange.slot_views[: len(own)], own)
         self._start = None if waits else [tensor.clone() for tensor in own]
         self.batch, self.is_under_way = batch, True
-        self._exchange.begin(Ticket(self._number + 2 * batch, 0, what))
+        self._ticket = Ticket(self._number + 2 * batch, 0, what)
+        self._exchange.begin(self._ticket)
+
+    def regroup(self) -> None:
+        """Go on with the workers that the communicator has now, also with what is under way; collective."""
+        before = self._exchange
+        self._exchange = self._communicator.exchange(before.layout, background=True)
+        if self.is_under_way:
+            for value, slot in zip(before.slots, self._exchange.slots, strict=True):
+                slot.copy_(value)
+            self._exchange.begin(self._ticket)
+        before.close()
+
+    def _finish(self) -> None:
+        self._communicator.persist(self._take_part)
+
+    def _take_part(self) -> list[int]:
+        return self._exchange.finish()  # another one after workers have changed
 
     def progress(self) -> None:
         """Move on what is under way, without waiting."""
@@ -77,7 +95,7 @@ class Fragment:
 
         The outer step is that of ``torch.optim.SGD(nesterov=True)``, whose gradient is the average displacement.
         """
-        self._exchange.finish()
+        self._finish()
         self.is_under_way = False
         own, (start, self._start) = self._own(), (self._start, None)
         means = self._exchange.result_views
@@ -98,7 +116,7 @@ class Fragment:
     def drop(self) -> None:
         """Wait for the exchange that is under way, and ignore its result."""
         if self.is_under_way:
-            self._exchange.finish()
+            self._finish()
             self.is_under_way, self._start = False, None
 
     def _own(self) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hocket import spans
-from hocket.errors import DeadlineExceeded, MismatchError, WorkerDied, WorkerLost
+from hocket.errors import DeadlineExceeded, MismatchError, WorkerLost
 from hocket.transport import futex
 from hocket.transport.area import LINE, Area, aligned
 from hocket.transport.waiting import Description, Patience, give_notice, ranks, say
@@ -223,9 +223,9 @@ class Gate:
         if finished:
             error = WorkerLost(f"{text}, but {self._say_ranks(finished)} {FINISHED}")
         else:
-            kind = WorkerLost if any(self._words[r * 16 + _STATE] == _FAILED for r in lost) else WorkerDied
             where = socket.gethostname()
-            error = kind(f"{text}, but {self._say_ranks(lost)} on {where} ended before arriving there")
+            error = WorkerLost(f"{text}, but {self._say_ranks(lost)} on {where} ended before arriving there")
+            error.died = all(self._words[rank * 16 + _STATE] == _RUNNING for rank in lost)
         raise error if self.outlook is None else self.outlook.explain(error, waiting.what)
 
     def _give_notice(self, waiting: Waiting) -> None:

@@ -10,7 +10,7 @@ from hocket import spans
 from hocket.comm.bucket_layout import Bucket, Layout, cut
 from hocket.comm.exchange import Algorithm, Ticket
 from hocket.comm.kernels import average_into
-from hocket.errors import MismatchError, WorkerDied
+from hocket.errors import MismatchError, WorkerLost
 from hocket.transport.area import Area, aligned
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.waiting import Description, say
@@ -72,8 +72,10 @@ class Direct(Algorithm):
         what = "the end of an exchange, which others still read"
         try:
             self._read.wait(self._rounds, self._everyone, what)
-        except WorkerDied:  # that one reads no more, and is missed at the next meeting
-            gate = self._transport.gate
+        except WorkerLost as loss:
+            if not loss.died:
+                raise
+            gate = self._transport.gate  # that one reads no more, and is missed at the next meeting
             self._read.wait(self._rounds, [rank for rank in self._everyone if not gate.has_ended(rank)], what)
 
     def finish(self) -> list[int]:
