@@ -226,7 +226,10 @@ def test_gradients_that_were_held_back_are_lost_with_their_worker(pool: Pool, at
 
 def train_oddly(kind: str, dead: int, at: int) -> tuple[list[float], list[int], list[int]]:
     """What other people's scripts do; returns the parameters, this worker's samples, and those of the last epoch."""
-    model, optimizer, loader = hocket.distribute(*build(), DataLoader(Numbered(), BATCH, shuffle=True))
+    loader = DataLoader(Numbered(), BATCH, shuffle=True)
+    if kind == "own batches":
+        loader = DataLoader(Numbered(), batch_sampler=[[*range(n, n + BATCH)] for n in range(0, SAMPLES, BATCH)])
+    model, optimizer, loader = hocket.distribute(*build(), loader)
     mine, steps, seen = hocket.rank(), 0, list[int]()
 
     def step(batch: Any) -> None:
@@ -261,6 +264,9 @@ def train_oddly(kind: str, dead: int, at: int) -> tuple[list[float], list[int], 
         while following is not None:
             batch, following = following, next(batches, None)
             step(batch)
+    elif kind == "own batches":
+        for batch in loader:
+            step(batch)
     elif kind == "metrics":
         for batch in loader:
             step(batch)
@@ -268,7 +274,7 @@ def train_oddly(kind: str, dead: int, at: int) -> tuple[list[float], list[int], 
     return nn.utils.parameters_to_vector(model.parameters()).tolist(), seen, [mine, hocket.size()]
 
 
-@pytest.mark.parametrize("kind", ["max_steps", "next", "ahead", "metrics"])
+@pytest.mark.parametrize("kind", ["max_steps", "next", "ahead", "metrics", "own batches"])
 def test_scripts_of_other_people(pool: Pool, kind: str) -> None:
     dead, at = 1, 8 if kind == "max_steps" else 3
     found = pool.outcomes_with_death(3, train_oddly, dead, kind, dead, at, on_loss="continue", check_replicas=1)

@@ -71,15 +71,22 @@ class Division:
         return list(self.plan.rest.only([(min(number * self._whole, self._left), None)]).spans)
 
 
+class Marks(Protocol):
+    """The training of a worker."""
+
+    loaders: int
+    """How many loaders there are so far."""
+
+    def mark(self) -> Mark:
+        """Something that changes with each exchange."""
+        ...
+
+
 class Sampler(Protocol):
     """What divides the samples of a pass among workers."""
 
     def divide(self, plan: Plan, members: Sequence[int]) -> Division:
         """How the batches of a pass are divided among ``members``, now and until ``regroup``."""
-        ...
-
-    def number(self, taken: int) -> int:
-        """The number of the batch with which ``taken`` samples of a plan were taken."""
         ...
 
     def regroup(self, rank: int, size: int) -> None:
@@ -94,16 +101,16 @@ class DividedPasses:
     were not exchanged.
 
     Args:
-        number: The number of the loader, the same on all workers.
-        sampler: Divides the samples; None if the loader has none.
-        mark: Gives something that changes with each exchange.
+        marks: The worker's training.
+        sampler: Divides the samples; None if the data is a stream.
         find: Gives the pass that is going on.
+
+    Attributes:
+        number: The number of the loader, the same on all workers.
     """
 
-    def __init__(
-        self, number: int, sampler: Sampler | None, mark: Callable[[], Mark], find: Callable[[], Pass | None]
-    ) -> None:
-        self.number, self._sampler, self._mark, self._find = number, sampler, mark, find
+    def __init__(self, marks: Marks, sampler: Sampler | None, find: Callable[[], Pass | None]) -> None:
+        self.number, self._mark, self._sampler, self._find = marks.loaders, marks.mark, sampler, find
         self._begun: list[tuple[Mark, Plan, int]] = []  # batches that this worker has begun, and that are open
         self._done: tuple[Plan, int] | None = None  # the last batch that was exchanged
         self._carried: list[tuple[Plan, int, dict[int, tuple[Span, ...]]]] = []  # those of earlier divisions
@@ -118,9 +125,8 @@ class DividedPasses:
 
     def begin(self, plan: Plan, counts: Counts) -> None:
         """This worker begins to work on a batch."""
-        if self._sampler is not None:
-            self._forget_done()
-            self._begun.append((self._mark(), plan, self._sampler.number(counts.taken)))
+        self._forget_done()
+        self._begun.append((self._mark(), plan, -(-counts.taken // plan.whole)))
 
     def regroup(self, change: Change) -> Lost:
         """Divide what is left among the workers that there are now; returns what was lost."""
@@ -169,14 +175,14 @@ class DividedPasses:
 
     def turn(self) -> None:
         """Go on with the new division, if this worker has all batches that any worker was given of the old one."""
-        now = self._find()
-        if now is not None and self._next is not None and now.plan.given >= self._next[0]:
+        if self._next is not None and (now := self._find()) is not None and now.plan.given >= self._next[0]:
             (_, now.plan), self._next, now.taken = self._next, None, 0
 
     def correct(self, plan: Plan, counts: Counts) -> Counts:
         """What is known of the batch that is given now: it may be without the samples of a lost worker."""
-        short = self._short.get(plan.given, 0) if self._next is not None else 0
-        return counts._replace(everywhere=counts.everywhere - short) if short else counts
+        if self._next is None:
+            return counts
+        return counts._replace(everywhere=counts.everywhere - self._short.get(plan.given, 0))
 
 
 def _count(spans: Sequence[Span]) -> int:

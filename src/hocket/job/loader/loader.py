@@ -60,7 +60,6 @@ class Loader:
         # PyTorch draws the seeds of data-loader processes from it; these must differ between ranks.
         self._generator = torch.Generator() if original.generator is not None else None
         self._training.loaders += 1
-        self.number = self._training.loaders
         self._seed = randomness.shared_seed(worker.communicator, self._training.loaders)
         self._shares = not isinstance(original.dataset, IterableDataset) and not local and training is not False
         self._dealt: DealtBatches | None = None
@@ -76,8 +75,8 @@ class Loader:
         self._latest: Pass | None = None  # the last pass in training
         self._resumed: dict[str, Any] | None = None
         self._quiet = False  # whether the next pass draws no random numbers when it is opened
-        self._divided_passes = DividedPasses(self.number, self._sampler, self._training.mark, lambda: self._pass)
-        if self._group.size > 1:
+        self._divided_passes = DividedPasses(self._training, self._sampler, lambda: self._pass)
+        if self._group.changes and self._sampler is not None:
             self._training.divided.add(self._divided_passes)
 
     def __iter__(self) -> Iterator[Any]:
@@ -315,7 +314,8 @@ class Loader:
         total, divides = self._length, self._dealt is None or (self._is_in_step and counts.everywhere > 0)
         if is_first:
             self._training.counts.tally.give(self, counts.here)
-            self._divided_passes.begin(plan, counts)
+            if self._group.changes:
+                self._divided_passes.begin(plan, counts)
         if self._dealt is not None:
             if is_first:
                 now.batches, now.samples = self._dealt.begin_step(counts, now.batches, now.samples)

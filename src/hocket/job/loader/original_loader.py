@@ -36,8 +36,10 @@ def check(loader: DataLoader[Any]) -> None:
 
 def check_divisible(loader: DataLoader[Any], group: Communicator, *, local: bool, training: bool | None) -> None:
     """Raise if the workers of ``group`` may change, and ``loader`` cannot be divided anew among others."""
-    fixed = local or isinstance(loader.dataset, IterableDataset) or not isinstance(loader.sampler, Sized)
-    if group.changes and fixed and training is not False:
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    source = loader.batch_sampler if loader.batch_size is None and loader.batch_sampler is not None else loader.sampler
+    is_fixed = training is not False and (local or not isinstance(source, Sized))
+    if group.changes and ((is_stream and not local) or is_fixed):
         raise UsageError(
             "--on-loss continue, and this loader is over a stream, over data of each worker's own, or has a sampler "
             "without a length: nobody could take the place of a lost worker; use a data set with indices, or leave out "

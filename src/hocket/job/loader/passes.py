@@ -124,6 +124,7 @@ class Plan:
     deal: BatchSource | None = None  # the queue from which batches are taken, if there is one
     in_step: bool = False  # whether the queue deals out shares of global batches
     given: int = 0  # batches that this worker was given
+    whole: int = 1  # items of the source that are divided at once
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()

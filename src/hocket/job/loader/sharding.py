@@ -109,6 +109,7 @@ class ShardedIndices(Sampler[Any]):
     def _divide(self, plan: Plan) -> Iterator[Any]:
         """This rank's share of every global batch."""
         taken, rank, size, whole = 0, self._rank, self._size, self._whole  # those of the plan, until workers change
+        plan.whole = whole
         for batch in self._in_order(plan, whole):
             if self._drop_last and len(batch) < whole:
                 return
@@ -188,10 +189,6 @@ class ShardedIndices(Sampler[Any]):
     def parts(self) -> int:
         """How many batches of the script's size make a global batch."""
         return self._whole // (self._batch_size or 1)
-
-    def number(self, taken: int) -> int:
-        """The number of the batch with which ``taken`` samples of a plan were taken."""
-        return -(-taken // self._whole)
 
     def regroup(self, rank: int, size: int) -> None:
         """The workers have changed, and passes from now on are divided among them. The global batch stays as it is.
