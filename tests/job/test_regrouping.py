@@ -46,7 +46,11 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(
-    folder: str, deaths: dict[int, tuple[int, str]], processes: int = 0, strategy: str = "mirrored"
+    folder: str,
+    deaths: dict[int, tuple[int, str]],
+    processes: int = 0,
+    strategy: str = "mirrored",
+    slow: int | None = None,
 ) -> tuple[list[float], int, int, int]:
     """Train, and write down after each backward pass which samples it was of, and how many exchanges were before it.
 
@@ -55,6 +59,7 @@ def train(
         deaths: The step and the phase in which a rank is killed.
         processes: Data-loader processes of each worker.
         strategy: How the workers train together.
+        slow: A worker that takes longer for its batches than others.
 
     Returns:
         The parameters at the end, who this is then, of how many, and the samples that were counted.
@@ -74,6 +79,7 @@ def train(
         for epoch in range(EPOCHS):
             for numbers, x, y in loader:
                 perhaps("before")
+                time.sleep(0.02 if mine == slow else 0.0)
                 loss = ((model(x) - y) ** 2).mean()
                 perhaps("forward")
                 before = at_work.exchanges
@@ -358,6 +364,16 @@ def test_a_round_ends_with_those_who_are_there(
         expected = average_locally(counted)
         parameters = torch.tensor(found[(dead + 1) % 3][0], dtype=torch.float64)
         assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_worker_is_lost_when_another_one_is_behind(pool: Pool, tmp_path: Path) -> None:
+    """A slow worker has not come to the end of one division when there is the next one."""
+    deaths = {1: (5, "after"), 3: (6, "forward")}
+    arguments = str(tmp_path), deaths, 0, "local_sgd(period=8)", 0
+    found = pool.outcomes_with_death(4, train, deaths, *arguments, on_loss="continue")
+    expected = average_locally(check_counted(tmp_path, found, deaths, 4))
+    parameters = torch.tensor(found[0][0], dtype=torch.float64)
+    assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)
 
 
 def average_locally(counted: list[Counted]) -> torch.Tensor:

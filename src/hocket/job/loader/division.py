@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from hocket.comm.changing_group import Change
@@ -32,7 +32,7 @@ Mark = tuple[int, ...]
 
 
 class Lost(NamedTuple):
-    """Samples that were lost with workers, in batches whose gradients are not exchanged yet.
+    """Samples that were lost with workers, in batches that this worker has begun, and that are not exchanged yet.
 
     Attributes:
         samples: How many samples were lost.
@@ -89,8 +89,9 @@ class Sampler(Protocol):
         """How the batches of a pass are divided among ``members``, now and until ``regroup``."""
         ...
 
-    def regroup(self, rank: int, size: int) -> None:
-        """The workers have changed, and passes from now on are divided among them."""
+    def regroup(self, rank: int, size: int) -> int:
+        """The workers have changed, and passes from now on are divided among them; returns what is divided at once."""
+        ...
 
 
 class DividedPasses:
@@ -113,33 +114,46 @@ class DividedPasses:
         self.number, self._mark, self._sampler, self._find = marks.loaders, marks.mark, sampler, find
         self._begun: list[tuple[Mark, Plan, int]] = []  # batches that this worker has begun, and that are open
         self._done: tuple[Plan, int] | None = None  # the last batch that was exchanged
-        self._carried: list[tuple[Plan, int, dict[int, tuple[Span, ...]]]] = []  # those of earlier divisions
-        self._next: tuple[int, Plan] | None = None  # after which batch of the division another one holds
-        self._short: Mapping[int, int] = {}  # samples that batches of the division have lost
+        self._open: list[tuple[Plan, int, dict[int, tuple[Span, ...]]]] = []  # batches in which workers were lost
+        self._ahead: list[tuple[int, Plan]] = []  # divisions to come, and after which batch of the one before each
+        self._pass: Pass | None = None  # the pass to which these belong
 
     @property
     def given(self) -> int:
-        """How many batches of the division this worker has been given."""
+        """How many batches of the latest division this worker has been given."""
         now = self._find()
-        return now.plan.given if now is not None else 0
+        return now.plan.given if now is not None and not self._ahead_of(now) else 0
+
+    def _ahead_of(self, now: Pass) -> list[tuple[int, Plan]]:
+        if self._pass is not now:
+            self._pass, self._open, self._ahead = now, [], []
+        return self._ahead
 
     def begin(self, plan: Plan, counts: Counts) -> None:
         """This worker begins to work on a batch."""
         self._forget_done()
-        self._begun.append((self._mark(), plan, -(-counts.taken // plan.whole)))
+        self._begun.append((self._mark(), plan, plan.number(counts.taken)))
 
     def regroup(self, change: Change) -> Lost:
-        """Divide what is left among the workers that there are now; returns what was lost."""
+        """Divide what is left among the workers that there are now; returns what was lost of batches at work."""
         sampler, now = self._sampler, self._find()
         assert sampler is not None
         if now is None:
             sampler.regroup(change.rank, change.size)
             return Lost()
-        division = sampler.divide(now.plan, change.before)
-        sampler.regroup(change.rank, change.size)
+        ahead = self._ahead_of(now)
+        latest = ahead[-1][1] if ahead else now.plan
+        division = sampler.divide(latest, change.before)
+        whole = sampler.regroup(change.rank, change.size)
         since = max(said["given"].get(str(self.number), 0) for said in change.said)
-        lost = self._lose(division, since, change.lost)
-        now.samples -= lost.samples
+        self._forget_done()
+        first = self._done[1] + 1 if self._done is not None and self._done[0] is latest else 1
+        self._open += [(latest, number, division.batch(number)) for number in range(first, since + 1)]
+        places, lost = self._lose(now, change.lost)
+        rest = Rest(sorted(places + division.after(since), key=lambda span: span[0]))
+        plan = dataclasses.replace(latest, rest=rest, has_begun=True, given=0, short={}, whole=whole)
+        plan.rank, plan.size = change.rank, change.size
+        ahead.append((since, plan))
         self.turn()
         return lost
 
@@ -150,39 +164,32 @@ class DividedPasses:
         if done:
             self._done = done[-1]
             self._begun = [each for each in self._begun if each[0] == mark]
-            self._carried = [
+            self._open = [
                 (plan, number, batch)
-                for plan, number, batch in self._carried
+                for plan, number, batch in self._open
                 if not any(plan is of and number <= last for of, last in done)
             ]
 
-    def _lose(self, division: Division, since: int, members: Sequence[int]) -> Lost:
-        self._forget_done()
-        first = self._done[1] + 1 if self._done is not None and self._done[0] is division.plan else 1
-        self._carried += [(division.plan, number, division.batch(number)) for number in range(first, since + 1)]
-        total = sum(_count(spans) for _, _, batch in self._carried for spans in batch.values())
+    def _lose(self, now: Pass, members: Sequence[int]) -> tuple[list[Span], Lost]:
+        """Take what lost workers have out of the open batches."""
         places: list[Span] = []
-        short: dict[int, int] = {}
-        for plan, number, batch in self._carried:
+        total = samples = 0
+        for plan, number, batch in self._open:
+            before = sum(map(_count, batch.values()))
             gone = [span for member in members for span in batch.pop(member, ())]
             places += gone
-            if plan is division.plan:
-                short[number] = _count(gone)
-        rest = Rest(sorted(places + division.after(since), key=lambda span: span[0]))
-        self._next = since, dataclasses.replace(division.plan, rest=rest, has_begun=True, given=0)
-        self._short = short
-        return Lost(_count(places), total)
+            plan.short[number] = plan.short.get(number, 0) + _count(gone)
+            is_given = number <= plan.given if plan is now.plan else all(plan is not each for _, each in self._ahead)
+            now.samples -= _count(gone) if is_given else 0
+            if any(plan is of and number == begun for _, of, begun in self._begun):
+                total, samples = total + before, samples + _count(gone)
+        return places, Lost(samples, total)
 
     def turn(self) -> None:
         """Go on with the new division, if this worker has all batches that any worker was given of the old one."""
-        if self._next is not None and (now := self._find()) is not None and now.plan.given >= self._next[0]:
-            (_, now.plan), self._next, now.taken = self._next, None, 0
-
-    def correct(self, plan: Plan, counts: Counts) -> Counts:
-        """What is known of the batch that is given now: it may be without the samples of a lost worker."""
-        if self._next is None:
-            return counts
-        return counts._replace(everywhere=counts.everywhere - self._short.get(plan.given, 0))
+        if self._ahead and (now := self._find()) is not None:
+            while self._ahead_of(now) and now.plan.given >= self._ahead[0][0]:
+                (_, now.plan), now.taken = self._ahead.pop(0), 0
 
 
 def _count(spans: Sequence[Span]) -> int:

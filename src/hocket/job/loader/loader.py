@@ -127,7 +127,6 @@ class Loader:
             self._dealt = TimedRounds(self._worker, deal, lambda: self.before_next and self.before_next())
 
     def _open(self, now: Pass) -> Iterator[Any]:
-        """PyTorch's iterator for a pass."""
         quiet, self._quiet = now.plan.is_resumed or self._quiet, False
         random = RandomState.capture()
         if not quiet:
@@ -255,7 +254,7 @@ class Loader:
                     break
                 batch, counts = item
                 everywhere = counts.everywhere or counts.here
-                now.add(counts, everywhere)
+                now.add(counts, now.plan.correct(counts).everywhere if now.plan.short else everywhere)
                 if counts.here == 0 and (loop is None or (self._dealt is not None and not self._is_in_step)):
                     continue  # a repeated batch, which an evaluation does not need
                 if loop is not None:
@@ -312,6 +311,7 @@ class Loader:
         begun.append(True)
         self._training.weights.leave_no_trace()
         total, divides = self._length, self._dealt is None or (self._is_in_step and counts.everywhere > 0)
+        everywhere = plan.correct(counts).everywhere if plan.short else everywhere
         if is_first:
             self._training.counts.tally.give(self, counts.here)
             if self._group.changes:
@@ -351,7 +351,7 @@ class Loader:
         while now.plan is plan and (item := next(inner, _NO_MORE)) is not _NO_MORE:
             if self._sampler is not None:
                 plan.given += 1
-                yield item, self._divided_passes.correct(plan, plan.counts.popleft())
+                yield item, plan.counts.popleft()
                 self._divided_passes.turn()
             elif item is None:
                 self._divided = True

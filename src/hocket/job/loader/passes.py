@@ -125,9 +125,20 @@ class Plan:
     in_step: bool = False  # whether the queue deals out shares of global batches
     given: int = 0  # batches that this worker was given
     whole: int = 1  # items of the source that are divided at once
+    rank: int = 0  # among whom they are divided, if the workers of the job have changed in the pass
+    size: int = 0
+    short: dict[int, int] = field(default_factory=dict)  # samples that batches have lost, by number, with their workers
 
     def __post_init__(self) -> None:
         self.counts: deque[Counts] = deque()
+
+    def number(self, taken: int) -> int:
+        """The number, from 1, of the batch with which ``taken`` items were taken."""
+        return -(-taken // self.whole)
+
+    def correct(self, counts: Counts) -> Counts:
+        """What is known of a batch, without the samples of workers that are lost."""
+        return counts._replace(everywhere=counts.everywhere - self.short.get(self.number(counts.taken), 0))
 
 
 class Pass:

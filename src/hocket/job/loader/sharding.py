@@ -108,8 +108,9 @@ class ShardedIndices(Sampler[Any]):
 
     def _divide(self, plan: Plan) -> Iterator[Any]:
         """This rank's share of every global batch."""
-        taken, rank, size, whole = 0, self._rank, self._size, self._whole  # those of the plan, until workers change
-        plan.whole = whole
+        if not plan.size:
+            plan.rank, plan.size, plan.whole = self._rank, self._size, self._whole
+        taken, rank, size, whole = 0, plan.rank, plan.size, plan.whole
         for batch in self._in_order(plan, whole):
             if self._drop_last and len(batch) < whole:
                 return
@@ -183,15 +184,18 @@ class ShardedIndices(Sampler[Any]):
         """How the batches of a pass are divided among ``members``, now and until ``regroup``."""
         left = self._left(plan)
         assert left is not None
-        return Division(plan, members, self._whole, left, least(self._batch_size))
+        return Division(plan, members, plan.whole, left, least(self._batch_size))
 
     @property
     def parts(self) -> int:
         """How many batches of the script's size make a global batch."""
         return self._whole // (self._batch_size or 1)
 
-    def regroup(self, rank: int, size: int) -> None:
+    def regroup(self, rank: int, size: int) -> int:
         """The workers have changed, and passes from now on are divided among them. The global batch stays as it is.
+
+        Returns:
+            How many items are divided at once.
 
         Raises:
             WorkerLost: each worker would have much more to hold in memory than the script was written for.
@@ -204,6 +208,7 @@ class ShardedIndices(Sampler[Any]):
                 f"{size} of the workers are left, and each would have more than {MOST_TIMES} times its batch of "
                 f"{self._batch_size} samples: start the job again with fewer workers, or smaller batches"
             )
+        return self._whole
 
     def begin(self) -> Start:
         """How a pass would begin now."""
