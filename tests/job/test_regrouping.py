@@ -93,6 +93,8 @@ def train(
                 for dead in [dead for dead, (step, phase) in deaths.items() if (step, phase) == (steps, "between")]:
                     wait_for_the_end(Path(folder) / f"{dead}.process")
                 steps += 1
+                if mine == slow and steps == 9 and hocket.size() == 3:
+                    time.sleep(0.5)  # at the end of the first epoch, when others begin the next one
     parameters: list[float] = nn.utils.parameters_to_vector(model.parameters()).tolist()
     samples = int(hocket.mean(float(hocket.rank() >= 0)))  # a collective of those who are left
     return parameters, hocket.rank(), hocket.size(), samples
@@ -374,6 +376,19 @@ def test_a_worker_is_lost_when_another_one_is_behind(pool: Pool, tmp_path: Path)
     expected = average_locally(check_counted(tmp_path, found, deaths, 4))
     parameters = torch.tensor(found[0][0], dtype=torch.float64)
     assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "slow"), [({1: (8, "between")}, None), ({1: (9, "before")}, 0), ({1: (9, "before")}, 2)]
+)
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_worker_is_lost_between_two_epochs(
+    pool: Pool, tmp_path: Path, deaths: dict[int, tuple[int, str]], slow: int | None, processes: int
+) -> None:
+    """Of nine batches each: one worker may still be at the end of an epoch when another one has begun the next."""
+    settings: dict[str, Any] = {"on_loss": "continue", "check_replicas": 1}
+    found = pool.outcomes_with_death(3, train, deaths, str(tmp_path), deaths, processes, "mirrored", slow, **settings)
+    check(tmp_path, found, deaths, 3)
 
 
 def average_locally(counted: list[Counted]) -> torch.Tensor:

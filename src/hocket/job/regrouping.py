@@ -36,7 +36,7 @@ def follow_changes(worker: Worker) -> None:
         return
 
     def tell() -> dict[str, Any]:
-        given = {str(loader.number): loader.given for loader in worker.training.divided}
+        given = {str(loader.number): loader.given for loader in worker.training.divided if loader.given is not None}
         return {"given": given, "weight": worker.training.weights.now}
 
     def change(change: Change) -> None:

@@ -71,6 +71,19 @@ class Division:
         return list(self.plan.rest.only([(min(number * self._whole, self._left), None)]).spans)
 
 
+Place = tuple[int, int, int]
+"""A rank, among how many workers samples are divided, and how many samples are divided at once."""
+
+
+class _Turn(NamedTuple):
+    """Workers have changed in the middle of a pass: after which batch another division holds."""
+
+    change: Change
+    since: int
+    before: Place
+    whole: int
+
+
 class Marks(Protocol):
     """The training of a worker."""
 
@@ -84,6 +97,11 @@ class Marks(Protocol):
 
 class Sampler(Protocol):
     """What divides the samples of a pass among workers."""
+
+    @property
+    def place(self) -> Place:
+        """How passes that begin now are divided."""
+        ...
 
     def divide(self, plan: Plan, members: Sequence[int]) -> Division:
         """How the batches of a pass are divided among ``members``, now and until ``regroup``."""
@@ -117,17 +135,25 @@ class DividedPasses:
         self._open: list[tuple[Plan, int, dict[int, tuple[Span, ...]]]] = []  # batches in which workers were lost
         self._ahead: list[tuple[int, Plan]] = []  # divisions to come, and after which batch of the one before each
         self._pass: Pass | None = None  # the pass to which these belong
+        self._later: list[tuple[int, _Turn]] = []  # for epochs that others have begun, and this worker has not
 
     @property
-    def given(self) -> int:
-        """How many batches of the latest division this worker has been given."""
+    def given(self) -> tuple[int, int] | None:
+        """The epoch at work, and how many batches of its latest division this worker has been given."""
         now = self._find()
-        return now.plan.given if now is not None and not self._ahead_of(now) else 0
+        return None if now is None else (now.plan.epoch, 0 if self._ahead_of(now) else now.plan.given)
 
     def _ahead_of(self, now: Pass) -> list[tuple[int, Plan]]:
         if self._pass is not now:
             self._pass, self._open, self._ahead = now, [], []
         return self._ahead
+
+    def begin_pass(self, now: Pass) -> None:
+        """A pass begins. If workers were lost when others had begun it, it is divided as these have divided it."""
+        for epoch, turn in self._later:
+            if epoch == now.plan.epoch:
+                self._divide_anew(now, turn)
+        self._later = [(epoch, turn) for epoch, turn in self._later if epoch > now.plan.epoch]
 
     def begin(self, plan: Plan, counts: Counts) -> None:
         """This worker begins to work on a batch."""
@@ -138,14 +164,27 @@ class DividedPasses:
         """Divide what is left among the workers that there are now; returns what was lost of batches at work."""
         sampler, now = self._sampler, self._find()
         assert sampler is not None
+        before, whole = sampler.place, sampler.regroup(change.rank, change.size)
+        told = [told for said in change.said if (told := said["given"].get(str(self.number))) is not None]
+        since: dict[int, int] = {}
+        for epoch, given in told:
+            since[epoch] = max(given, since.get(epoch, 0))
+        mine = None if now is None else now.plan.epoch
+        self._later += [(epoch, _Turn(change, n, before, whole)) for epoch, n in since.items() if epoch > (mine or 0)]
         if now is None:
-            sampler.regroup(change.rank, change.size)
             return Lost()
-        ahead = self._ahead_of(now)
+        lost = self._divide_anew(now, _Turn(change, since[now.plan.epoch], before, whole))
+        self.turn()
+        return lost
+
+    def _divide_anew(self, now: Pass, turn: _Turn) -> Lost:
+        """Have what is left of a pass after some batches divided among the workers that there are then."""
+        ahead, (change, since, before, whole) = self._ahead_of(now), turn
         latest = ahead[-1][1] if ahead else now.plan
-        division = sampler.divide(latest, change.before)
-        whole = sampler.regroup(change.rank, change.size)
-        since = max(said["given"].get(str(self.number), 0) for said in change.said)
+        if not latest.size:  # nothing of it was read yet
+            latest.rank, latest.size, latest.whole = before
+        assert self._sampler is not None
+        division = self._sampler.divide(latest, change.before)
         self._forget_done()
         first = self._done[1] + 1 if self._done is not None and self._done[0] is latest else 1
         self._open += [(latest, number, division.batch(number)) for number in range(first, since + 1)]
@@ -154,7 +193,6 @@ class DividedPasses:
         plan = dataclasses.replace(latest, rest=rest, has_begun=True, given=0, short={}, whole=whole)
         plan.rank, plan.size = change.rank, change.size
         ahead.append((since, plan))
-        self.turn()
         return lost
 
     def _forget_done(self) -> None:
@@ -189,7 +227,9 @@ class DividedPasses:
         """Go on with the new division, if this worker has all batches that any worker was given of the old one."""
         if self._ahead and (now := self._find()) is not None:
             while self._ahead_of(now) and now.plan.given >= self._ahead[0][0]:
-                (_, now.plan), now.taken = self._ahead.pop(0), 0
+                _, plan = self._ahead.pop(0)
+                plan.start = plan.start or now.plan.start
+                now.plan, now.taken = plan, 0
 
 
 def _count(spans: Sequence[Span]) -> int:

@@ -102,6 +102,7 @@ class Loader:
         now.plan.deal = self._deal
         if self._sampler is not None and not self._sampler.is_alone:
             now.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._own_seed(), self.epoch, 2)))
+        self._divided_passes.begin_pass(now)
         inner = self._open(now)
         self._pass = self._latest = now
         return self._iterate(now, inner, training=True)
@@ -112,7 +113,6 @@ class Loader:
 
     @property
     def _is_in_step(self) -> bool:
-        """Whether batches are dealt, and workers are in step all the same."""
         return self._dealt is not None and self._dealt.in_step
 
     @property
@@ -121,7 +121,6 @@ class Loader:
         return 1 if self._deal is not None and not self._is_in_step else self._group.size
 
     def _find_rounds(self) -> None:
-        """Find strategies with timed rounds, which may be built after their loader."""
         if self._dealt is None and self._worker.config.size > 1 and timed(self._worker):
             deal = RoundDeal(self._group.rank, self._group.size) if self._shares else None
             self._dealt = TimedRounds(self._worker, deal, lambda: self.before_next and self.before_next())
@@ -232,7 +231,7 @@ class Loader:
         loop = self._training.begin_loop(self, now.plan.epoch) if training else None
         if training:
             worker.teller.tell_beginning(self.pass_samples)
-        items = self._read(now, inner, loop)
+        items = self._read(now, now.plan, inner, loop)
         levels = worker.config.size > 1 and self._dealt is None
         if training and levels and (self.local or self._stream is not None):
             items = level(worker.communicator, items, lambda: self.is_per_rank)
@@ -277,7 +276,8 @@ class Loader:
     def _prepare(self, now: Pass, loop: Loop) -> None:
         """A training loop begins; not in a thread, if ranks agree on something in every batch."""
         now.loop, loop.between, loop.pause = loop, self._end_step, None if self._dealt is None else self._dealt.pause
-        agrees = self._dealt is not None or (self._worker.config.size > 1 and (self.local or self._stream is not None))
+        agrees = self._dealt is not None or self._group.changes
+        agrees |= self._worker.config.size > 1 and (self.local or self._stream is not None)
         if loop.in_thread and agrees:
             raise UsageError(
                 "a loader was iterated in a thread of the script, where ranks cannot agree on batches, as this data or "
@@ -346,8 +346,8 @@ class Loader:
         if self.before_next is not None:
             self.before_next()
 
-    def _read(self, now: Pass, inner: Iterator[Any], loop: Loop | None) -> Iterator[Item]:
-        skip, plan = now.batches if now.is_divided else 0, now.plan
+    def _read(self, now: Pass, plan: Plan, inner: Iterator[Any], loop: Loop | None) -> Iterator[Item]:
+        skip = now.batches if now.is_divided else 0
         while now.plan is plan and (item := next(inner, _NO_MORE)) is not _NO_MORE:
             if self._sampler is not None:
                 plan.given += 1
@@ -364,11 +364,11 @@ class Loader:
             self._training.loops.settle()  # as at the end of the loop; what a worker that is lost now had comes then
         if now.plan is not plan:
             self._quiet, self._inner._iterator = True, None
-            yield from self._read(now, self._open(now), loop)
+            yield from self._read(now, now.plan, self._open(now), loop)
             return
         if self._pass is now and self._dealt is not None and not waits and self._dealt.await_more():
             self._quiet = True
-            yield from self._read(now, self._open(now), loop)
+            yield from self._read(now, now.plan, self._open(now), loop)
 
     def _own_seed(self) -> int:
         return randomness.mix(self._seed, self._worker.config.rank) if self.local else self._seed

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from hocket.errors import WorkerLost
-from hocket.job.loader.division import Division, least, share
+from hocket.job.loader.division import Division, Place, least, share
 from hocket.job.loader.passes import BatchSource, Counts, Plan, Rest, Start
 from hocket.job.randomness import OwnRandom, SharedRandom, mix, reseed
 
@@ -109,7 +109,7 @@ class ShardedIndices(Sampler[Any]):
     def _divide(self, plan: Plan) -> Iterator[Any]:
         """This rank's share of every global batch."""
         if not plan.size:
-            plan.rank, plan.size, plan.whole = self._rank, self._size, self._whole
+            plan.rank, plan.size, plan.whole = self.place
         taken, rank, size, whole = 0, plan.rank, plan.size, plan.whole
         for batch in self._in_order(plan, whole):
             if self._drop_last and len(batch) < whole:
@@ -185,6 +185,11 @@ class ShardedIndices(Sampler[Any]):
         left = self._left(plan)
         assert left is not None
         return Division(plan, members, plan.whole, left, least(self._batch_size))
+
+    @property
+    def place(self) -> Place:
+        """How passes that begin now are divided."""
+        return self._rank, self._size, self._whole
 
     @property
     def parts(self) -> int:
