@@ -170,7 +170,7 @@ class Pool:
             return self.outcomes(size, function, *args, dead=lost, **settings)
         finally:
             for member in [self._members[rank] for rank in lost if rank < len(self._members)]:
-                member.process.join(5)
+                member.process.join(60)
                 if member.process.exitcode is None:
                     said = member.pipe.recv() if member.pipe.poll() else "nothing"
                     self.close()
