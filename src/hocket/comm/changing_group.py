@@ -72,8 +72,7 @@ class Change:
 class RegroupingCommunicator(Communicator):
     """Workers of one host over shared memory, as many as are left.
 
-    Ranks are always 0 to size - 1. When a worker is gone, the worker with the highest rank takes its place, so that all
-    others keep their ranks.
+    Ranks are always 0 to size - 1, in the order in which workers were ranked when the job began.
 
     Args:
         coordinator: This worker's connection to the coordinator.
@@ -108,7 +107,7 @@ class RegroupingCommunicator(Communicator):
             said = self._meet() if loss.died else {}
             if not loss.died or said.keys() >= set(self.members):
                 raise loss  # a script has failed or ended; or the coordinator still hears from all of them
-            self.members = _fill_holes([member if member in said else None for member in self.members])
+            self.members = tuple(member for member in self.members if member in said)
             self.generation += 1
             try:
                 self._group = self._join(said)
@@ -208,13 +207,3 @@ class RegroupingCommunicator(Communicator):
     def leave(self, failed: bool) -> None:
         self._group.leave(failed)
         self._coordinator.close()
-
-
-def _fill_holes(places: list[int | None]) -> tuple[int, ...]:
-    """The members of ``places``; those of the highest ranks take the places that are empty."""
-    found = list(places)
-    while None in found:
-        last = found.pop()
-        if last is not None:
-            found[found.index(None)] = last
-    return tuple(each for each in found if each is not None)

@@ -145,9 +145,8 @@ class AveragedGradients:
             torch.mul(value, weight, out=slot)
         self.collector.move(before.layout, self._engine)
         before.close()
-        steps = self.gauge.steps
         self.gauge = Gauge(self._communicator.size, self.members.parameters)
-        self.gauge.steps, self.collector.on_complete = steps, self.gauge.see
+        self.collector.on_complete = self.gauge.see
 
     def _find_nbytes(self) -> int:
         """Find how many bytes are handed to each exchange."""
