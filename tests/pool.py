@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -170,7 +171,9 @@ class Pool:
             return self.outcomes(size, function, *args, dead=lost, **settings)
         finally:
             for member in [self._members[rank] for rank in lost if rank < len(self._members)]:
-                member.process.join(60)
+                deadline = time.monotonic() + 60
+                while member.process.exitcode is None and time.monotonic() < deadline:
+                    time.sleep(0.005)  # join(60) would wait for children of the dead one, too
                 if member.process.exitcode is None:
                     said = member.pipe.recv() if member.pipe.poll() else "nothing"
                     self.close()
