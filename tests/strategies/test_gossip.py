@@ -303,16 +303,16 @@ def test_a_word_without_quotes() -> None:
         parse("gossip(topology=ring)")
 
 
-def break_a_link(strategy: str) -> tuple[list[int], list[int], float, int]:
+def break_a_link(strategy: str) -> tuple[list[int], list[int], float, list[int]]:
     model, optimizer, loader = start_constant(strategy, 20)
     peers: Any = current().training.strategies[0]._peers  # type: ignore[attr-defined]
-    steps = 0
+    steps = [0, 0]
     for epoch in range(2):
         for count, (x,) in enumerate(loader):
             if hocket.rank() == 0 and count == 3 and epoch == 0:
                 peers._out[1].wire.close()
             step_constant(model, optimizer, x)
-            steps += 1
+            steps[epoch] += 1
     live, lost = peers.live, list(peers.lost)
     hocket.barrier()  # before anybody says goodbye
     return live, lost, float(model.weight[0, 0]), steps
@@ -321,8 +321,10 @@ def break_a_link(strategy: str) -> tuple[list[int], list[int], float, int]:
 @pytest.mark.parametrize("strategy", KINDS)
 def test_a_broken_link_of_two_that_are_alive_holds_until_the_end_of_the_loop(pool: Pool, strategy: str) -> None:
     found = pool.run(2, break_a_link, strategy, coordinated=True)
-    apart = 0.1 * abs(found[0][3] - found[1][3])  # workers that are busy take fewer batches of the queue
+    # Workers that are busy take fewer batches of the queue, and differ by as many steps.
+    apart = 0.1 * sum(abs(one - other) for one, other in zip(found[0][3], found[1][3], strict=True))
     for live, lost, value, _ in found:
         assert live == [0, 1] and not lost
-        # What was under way may be lost, and weight with it: the mean is then nearer to one of the two.
-        assert abs(value + 2.0) < 0.5 + apart / 2
+        # What was under way may be lost, and weight with it: the mean is then nearer to one of the two. With push_sum,
+        # a worker that has lost half of its weight takes steps of twice the length until the end of the loop.
+        assert abs(value + 2.0) < (1.0 if "push_sum" in strategy else 0.5) + apart / 2, found
