@@ -233,7 +233,7 @@ def test_gradients_that_were_held_back_are_lost_with_their_worker(pool: Pool, at
 
 
 def train_oddly(kind: str, dead: int, at: int) -> tuple[list[float], list[int], list[int]]:
-    """What other people's scripts do; returns the parameters, the samples of this worker, and who it was of how many."""
+    """What scripts of other people do; returns the parameters, the samples of this worker, and who it was."""
     loader = DataLoader(Numbered(), BATCH, shuffle=True)
     if kind == "own batches":
         loader = DataLoader(Numbered(), batch_sampler=[[*range(n, n + BATCH)] for n in range(0, SAMPLES, BATCH)])
