@@ -20,6 +20,9 @@ GIVEN = [
     ),
     ("HOCKET_SERVER", "The number of this server, from 0. Servers have no RANK."),
     ("HOCKET_COORDINATOR", "1 for the job's coordinator, which has no RANK."),
+    ("HOCKET_NEWCOMER", "1 for a worker that joins a job which goes on already."),
+    ("HOCKET_SPARE_FD", "The pipe from which a process that stands by reads the number of the worker it replaces."),
+    ("HOCKET_SPANS_HOSTS", "1 for a worker of a job whose workers may be on several hosts."),
     ("HOCKET_COORDINATOR_PORT", "The port of the coordinator on the host of rank 0."),
     ("OMP_NUM_THREADS", "Threads of each worker: the cores of its host divided by the workers, unless you set it."),
     ("PYTHONUNBUFFERED", "1, so that lines appear when they are printed."),
@@ -32,6 +35,11 @@ GIVEN = [
     ("HOCKET_HOST_NAME", "With `-H`: the name of this host, as the command has it."),
     ("HOCKET_ADDRESS", "With `-H`: the address of this host at which all others reach it."),
     ("GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME", "With `-H`: the interface of that address, unless you have set it."),
+    ("NCCL_HOSTID", "With `--share-gpus`: a name of the worker, by which NCCL accepts it beside others on a GPU."),
+    (
+        "CUDA_MPS_PIPE_DIRECTORY, CUDA_MPS_LOG_DIRECTORY",
+        "With `--share-gpus`: the folder of the MPS daemon, if it was started for the job.",
+    ),
 ]
 
 

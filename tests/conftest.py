@@ -42,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "all_combinations: runs with --all only; others cover its parameters")
+    config.addinivalue_line("markers", "keeps_ports: the pool's processes keep ports that end with them, as NCCL does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -157,14 +158,16 @@ def _state(known: set[int]) -> dict[str, set[Any]]:
     """What is there now, without the processes of the pool, ``known``."""
     return {
         "processes": (_children(os.getpid()) | _marked()) - {os.getpid(), *known},
-        "threads": {thread.name for thread in threading.enumerate()},
+        # Without those of torch's compiler, and of CUDA's autograd, which Python has not started.
+        "threads": {t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+        - {"tqdm_monitor"},
         "shared memory": set(_shared_memory()),
         "rigs": set(_rigs()),
     }
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(pool: Pool) -> Iterator[None]:
+def nothing_left_behind(pool: Pool, request: pytest.FixtureRequest) -> Iterator[None]:
     """Five seconds after a test nothing may be there that was not there before."""
     before, others = _state(set(pool.pids())), _listening()
     yield
@@ -179,7 +182,8 @@ def nothing_left_behind(pool: Pool) -> Iterator[None]:
         new = {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind]}
         # The pool has many descriptors: they are looked at only where somebody listens who did not before.
         listening = {name: address for name, address in _listening().items() if name not in others}
-        if ports := _ports({os.getpid(), *known}, listening):
+        keeps = known if request.node.get_closest_marker("keeps_ports") else set[int]()
+        if ports := _ports({os.getpid(), *known} - keeps, listening):
             new["ports"] = set(ports)
         if not new:
             return

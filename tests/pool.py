@@ -78,6 +78,7 @@ class Pool:
         function: Callable[..., Any],
         *args: Any,
         dead: Collection[int] = (),
+        replaced: Collection[int] = (),
         hosts: Sequence[int] | None = None,
         servers: int = 0,
         coordinated: bool = False,
@@ -85,24 +86,27 @@ class Pool:
     ) -> list[Any]:
         """As ``run``, with a ``RemoteError`` in place of the result of a rank that raised.
 
-        ``hosts`` has the number of workers on each of several hosts, which all are this machine; ``servers`` is the
-        number of parameter servers. If ``coordinated``, workers meet at the coordinator, as with gossip and hogwild.
+        Ranks that are ``replaced`` die, and a new process becomes each of them. ``hosts`` has the number of workers on
+        each of several hosts, which all are this machine; ``servers`` is the number of parameter servers. If
+        ``coordinated``, workers meet at the coordinator, as with gossip and hogwild.
         """
         self._grow(size)
         name = f"hocket-{secrets.token_hex(8)}"
         strategy = settings.get("strategy")
         coordinated = coordinated or (strategy is not None and specs.parse(strategy).meets_at_coordinator)
-        hosted = servers or coordinated or settings.get("on_loss") == "continue"
+        hosted = servers or coordinated or settings.get("on_loss", "end") != "end" or settings.get("share_gpus", False)
         port = _free_port() if hosts is not None or hosted else None
         coordinator, said = None, list[str]()
         if hosted:
             settings |= {"servers": servers, "coordinator_port": port}
             fields = {"size": size, "rendezvous": name, **settings}
+            if hosts is not None and "on_loss" in settings:  # workers are not beside the coordinator
+                fields, settings = {**fields, "host_address": "127.0.0.1"}, {**settings, "host_address": "127.0.0.2"}
             coordinator = HostedCoordinator(Config(**{"timeout": 20.0, **fields}), SECRET)
             coordinator.service.say = said.append
             self._start_servers(servers, fields)
         try:
-            return self._outcomes(size, function, args, dead, hosts, name, port, settings, coordinated)
+            return self._outcomes(size, function, args, dead, replaced, hosts, name, port, settings, coordinated)
         finally:
             for member in self._servers[:servers]:
                 member.pipe.send(None)
@@ -122,6 +126,7 @@ class Pool:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         dead: Collection[int],
+        replaced: Collection[int],
         hosts: Sequence[int] | None,
         name: str,
         port: int | None,
@@ -149,6 +154,11 @@ class Pool:
                     "port": port,
                 }
             member.pipe.send((function.__module__, function.__qualname__, args, fields, coordinated))
+        for rank in replaced:
+            self._await_death(rank)
+            fields = {"rank": rank, "size": size, "local_rank": rank, "local_size": size, "rendezvous": name}
+            fields |= {**settings, "newcomer": True}
+            self._members[rank].pipe.send((function.__module__, function.__qualname__, args, fields, coordinated))
         results: list[Any] = []
         for rank, member in enumerate(self._members[:size]):
             if rank not in dead and not member.pipe.poll(DEADLINE):  # children of the dead one may keep its pipe open
@@ -170,16 +180,22 @@ class Pool:
         try:
             return self.outcomes(size, function, *args, dead=lost, **settings)
         finally:
-            for member in [self._members[rank] for rank in lost if rank < len(self._members)]:
-                deadline = time.monotonic() + 60
-                while member.process.exitcode is None and time.monotonic() < deadline:
-                    time.sleep(0.005)  # join(60) would wait for children of the dead one, too
-                if member.process.exitcode is None:
-                    said = member.pipe.recv() if member.pipe.poll() else "nothing"
-                    self.close()
-                    raise RuntimeError(f"a rank that should have died said {said}")
-                member.pipe.close()
-                self._members[self._members.index(member)] = self._start()
+            for rank in lost:
+                if rank < len(self._members):
+                    self._await_death(rank)
+
+    def _await_death(self, rank: int) -> None:
+        """Wait until a member has died, and start another one in its place."""
+        member = self._members[rank]
+        deadline = time.monotonic() + 60
+        while member.process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(0.005)  # join(60) would wait for children of the dead one, too
+        if member.process.exitcode is None:
+            said = member.pipe.recv() if member.pipe.poll() else "nothing"
+            self.close()
+            raise RuntimeError(f"a rank that should have died said {said}")
+        member.pipe.close()
+        self._members[rank] = self._start()
 
     def close(self) -> None:
         for member in self._members + self._servers:
@@ -256,7 +272,7 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
             return
         try:
             config = Config(**{"timeout": 20.0, "launched": True, **fields})
-            if config.servers or coordinated or config.on_loss == "continue":
+            if config.coordinator_port is not None:
                 config = dataclasses.replace(config, secret_fd=_secret_pipe())
             torch.manual_seed(config.rank)
             join = rendezvous.join_at_coordinator if coordinated else rendezvous.join

@@ -43,3 +43,8 @@ def product(main: str | None = None, /, **values: Sequence[Any]) -> pytest.MarkD
             for numbers in itertools.product(*(range(len(given)) for given in lists))
         ],
     )
+
+
+def rarely(*values: Any) -> Any:
+    """Values of parameters that run with ``--all`` only, because others prove nearly the same in less time."""
+    return pytest.param(*values, marks=pytest.mark.all_combinations)

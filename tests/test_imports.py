@@ -84,6 +84,7 @@ def check_imports(path: Path) -> None:
                 "agent.py",
                 "channel.py",
                 "preflight.py",
+                "recruits.py",
             ):  # messages, and addresses
                 allowed.add("transport")
             if path.name in ("cli.py", "agent.py"):  # the command has the tools' commands; an agent answers a doctor

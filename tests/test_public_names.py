@@ -7,9 +7,10 @@ def test_public_names() -> None:
     assert hocket.__all__ == [
         "Asynchronous", "BSP", "Central", "DMB", "Delayed", "DiLoCo", "Downpour", "EASGD", "FullBatch", "Gossip",
         "HocketError", "Hogwild", "KeyValue", "LocalSGD", "Mirrored", "PS", "SSP", "Softsync", "Switch",
-        "SyncBatchNorm", "accumulate", "allgather", "allreduce", "barrier", "broadcast", "distribute", "init", "launch",
-        "load", "local_rank", "maximum", "mean", "minimum", "rank", "report", "resume", "save", "scale_lr", "settle",
-        "share", "size", "sync_batchnorm", "total", "weight",
+        "SyncBatchNorm", "accumulate", "allgather", "allgather_rows", "allreduce", "alltoall", "barrier", "broadcast",
+        "distribute", "gather", "group", "init", "launch", "load", "local_rank", "maximum", "mean", "minimum",
+        "on_change", "rank", "receive", "reduce", "reduce_scatter", "report", "resume", "save", "scale_lr", "scatter",
+        "send", "settle", "share", "size", "sync_batchnorm", "total", "weight",
     ]  # fmt: skip
     for name in hocket.__all__:
         assert getattr(hocket, name) is not None

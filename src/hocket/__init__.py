@@ -20,10 +20,17 @@ if TYPE_CHECKING:
     from hocket.job.checkpoint.save_load_resume import resume as resume
     from hocket.job.checkpoint.save_load_resume import save as save
     from hocket.job.collectives import allgather as allgather
+    from hocket.job.collectives import allgather_rows as allgather_rows
     from hocket.job.collectives import allreduce as allreduce
+    from hocket.job.collectives import alltoall as alltoall
     from hocket.job.collectives import barrier as barrier
     from hocket.job.collectives import broadcast as broadcast
+    from hocket.job.collectives import gather as gather
+    from hocket.job.collectives import reduce as reduce
+    from hocket.job.collectives import reduce_scatter as reduce_scatter
+    from hocket.job.collectives import scatter as scatter
     from hocket.job.distribute import distribute as distribute
+    from hocket.job.group_calls import group as group
     from hocket.job.key_value import KeyValue as KeyValue
     from hocket.job.learning_rate import scale_lr as scale_lr
     from hocket.job.metrics import maximum as maximum
@@ -31,8 +38,11 @@ if TYPE_CHECKING:
     from hocket.job.metrics import minimum as minimum
     from hocket.job.metrics import report as report
     from hocket.job.metrics import total as total
+    from hocket.job.send_receive import receive as receive
+    from hocket.job.send_receive import send as send
     from hocket.job.worker import init as init
     from hocket.job.worker import local_rank as local_rank
+    from hocket.job.worker import on_change as on_change
     from hocket.job.worker import rank as rank
     from hocket.job.worker import settle as settle
     from hocket.job.worker import size as size
@@ -81,10 +91,14 @@ _HOMES = {
     "SyncBatchNorm": "hocket.job.batchnorm",
     "accumulate": "hocket.job.accumulate_share_weight",
     "allgather": "hocket.job.collectives",
+    "allgather_rows": "hocket.job.collectives",
     "allreduce": "hocket.job.collectives",
+    "alltoall": "hocket.job.collectives",
     "barrier": "hocket.job.collectives",
     "broadcast": "hocket.job.collectives",
     "distribute": "hocket.job.distribute",
+    "gather": "hocket.job.collectives",
+    "group": "hocket.job.group_calls",
     "init": "hocket.job.worker",
     "launch": "hocket.launch",
     "load": "hocket.job.checkpoint.save_load_resume",
@@ -92,11 +106,17 @@ _HOMES = {
     "maximum": "hocket.job.metrics",
     "mean": "hocket.job.metrics",
     "minimum": "hocket.job.metrics",
+    "on_change": "hocket.job.worker",
     "rank": "hocket.job.worker",
+    "receive": "hocket.job.send_receive",
+    "reduce": "hocket.job.collectives",
+    "reduce_scatter": "hocket.job.collectives",
     "report": "hocket.job.metrics",
     "resume": "hocket.job.checkpoint.save_load_resume",
     "save": "hocket.job.checkpoint.save_load_resume",
     "scale_lr": "hocket.job.learning_rate",
+    "scatter": "hocket.job.collectives",
+    "send": "hocket.job.send_receive",
     "settle": "hocket.job.worker",
     "share": "hocket.job.accumulate_share_weight",
     "size": "hocket.job.worker",

@@ -11,7 +11,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hocket.errors import UsageError
@@ -88,21 +87,23 @@ def _seconds(setting: Setting, text: str) -> float:
     return value
 
 
-def _count(least: int, none: str | None = None) -> Callable[[Setting, str], int | None]:
-    """Reads whole numbers from ``least``, and ``none`` as None."""
+def _count(least: int, **words: Any) -> Callable[[Setting, str], Any]:
+    """Reads whole numbers from ``least``, and ``words`` as their values; ``_`` stands for ``-``, alone for no text."""
+    known = {word.strip("_").replace("_", "-"): value for word, value in words.items()}
 
-    def read(setting: Setting, text: str) -> int | None:
-        if text == none:
-            return None
+    def read(setting: Setting, text: str) -> Any:
+        if text in known:
+            return known[text]
         if not text.isdecimal() or int(text) < least:
-            name = setting.name
-            raise UsageError(f"--{name} {text}: must be a whole number from {least}, for example --{name} 100")
+            name, also = setting.name, "".join(f" or {word}" for word in known if word)
+            raise UsageError(f"--{name} {text}: must be a whole number from {least}{also}, for example --{name} 100")
         return int(text)
 
     return read
 
 
 _DEFAULT: Any = object()
+ALGORITHMS = ("auto", "ring", "tree", "halving_doubling", "star", "direct", "hierarchical")
 
 
 def _setting(
@@ -121,9 +122,10 @@ class Config:
     ``local_size`` is 0 where nobody has said how many workers are on this host: they find out.
     ``address`` and ``port`` are those of the job's store (MASTER_ADDR); ``host_name`` is this host as the user wrote
     it, ``host_address`` where the other hosts reach it, and ``secret_fd`` the pipe with the job's 32-byte secret;
-    ``events`` and ``ledger`` are pipes to the launcher and to its guardian.
-    ``server`` is the number of a server, from 0; a process that has one is no worker. The coordinator listens at
-    ``address``, too, on ``coordinator_port``.
+    ``events`` and ``ledger`` are pipes to the launcher and to its guardian. The coordinator listens at ``address``,
+    too, on ``coordinator_port``. ``server`` is the number of a server, from 0; a process that has one is no worker.
+    ``newcomer`` says that the job goes on already, and that this process joins its workers; one that stands by reads
+    its rank from the pipe ``spare_fd`` when there is one for it. With ``spans_hosts`` workers may be on several hosts.
     """
 
     launched: bool = False
@@ -145,6 +147,9 @@ class Config:
     host_address: str | None = None
     secret_fd: int | None = None
     server: int | None = None
+    newcomer: bool = False
+    spare_fd: int | None = None
+    spans_hosts: bool = False
 
     strategy: str | None = _setting(
         "mirrored",
@@ -161,17 +166,46 @@ class Config:
         unset=None,
     )
     on_loss: str = _setting(
-        "end",
-        "What follows when a worker is killed: the job ends, or the others continue. Strategies with servers, gossip "
-        "and hogwild always continue; mirrored, local_sgd, diloco and easgd can, on one host.",
+        "auto",
+        "What follows when a worker is killed: the job ends, the others continue, or they continue and a new worker "
+        "replaces the lost one; auto is the last of these that the strategy, the data and the script allow.",
         _choice,
-        choices=("end", "continue"),
+        choices=("auto", "end", "continue", "replace"),
+    )
+    spares: int = _setting(
+        "0",
+        "How many processes stand by for lost workers, with the script run up to where its rank matters.",
+        _count(0),
+    )
+    notice: float = _setting(
+        "30", "Seconds that a worker has, after SIGTERM, to finish its batch and leave the others.", _seconds
+    )
+    min_workers: int = _setting(
+        "1", "The fewest workers with which a job goes on after a loss; with fewer, the job ends.", _count(1)
+    )
+    max_losses: int = _setting(
+        "10", "How many workers may be lost within an hour; with one more, the job ends.", _count(0)
+    )
+    batch: str | int = _setting(
+        "auto",
+        "The batch of all workers: fixed stays as it is at the start, whoever comes and goes; per-worker keeps each "
+        "one's part, so that the whole changes; or a number of samples. auto is fixed where workers may change.",
+        _count(1, auto="auto", fixed="fixed", per_worker="per-worker"),
+    )
+    max_part: int = _setting(
+        "4", "How many times its first samples a worker may get when others are lost; then the job ends.", _count(1)
     )
     transport: str = _setting(
         "auto",
-        "How bytes move between workers; auto is shared memory on x86-64 Linux, Gloo elsewhere.",
+        "How bytes move: auto and tcp are shared memory on a host (x86-64 Linux), else TCP; gloo is PyTorch's Gloo.",
         _choice,
-        choices=("auto", "shared-memory", "gloo"),
+        choices=("auto", "shared-memory", "gloo", "tcp"),
+    )
+    algorithm: str = _setting(
+        "auto", "How sums between hosts are made; auto is what measured links favour.", _choice, choices=ALGORITHMS
+    )
+    share_gpus: bool = _setting(
+        "off", "Let several workers share a GPU, over NCCL: for trials and tests.", _switch, choices=("off", "on")
     )
     checkpoint: str | None = _setting(
         "",
@@ -185,11 +219,9 @@ class Config:
         "auto",
         "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never, "
         "auto in the first steps, at checkpoints, at the end, and between for 0.5 % of the time.",
-        _count(0, none="auto"),
+        _count(0, auto=None),
     )
-    servers: int = _setting(
-        "0", "How many parameter servers, for the strategies that need them: ps, downpour …", _count(0)
-    )
+    servers: int = _setting("0", "How many parameter servers, for the strategies that need them: ps …", _count(0))
     tls: str = _setting(
         "auto",
         "Encryption between workers and servers over TCP; auto is wherever a server can be reached from beyond its "
@@ -205,13 +237,12 @@ class Config:
     )
     hide_torch_env: bool = _setting(
         "off",
-        "Keep RANK, WORLD_SIZE and the like from the script, so that accelerate, the Trainer of Hugging Face or "
-        "Lightning see one process and wrap nothing; Hocket does the rest.",
+        "Keep RANK, WORLD_SIZE … from the script, so that accelerate, the HF Trainer or Lightning wrap nothing.",
         _switch,
         choices=("off", "on"),
     )
     seed: int | None = _setting(
-        "", "Where hocket.init() starts all random numbers of a worker; else the script does.", _count(0, none="")
+        "", "Where hocket.init() starts all random numbers of a worker; else the script does.", _count(0, _=None)
     )
     run_dir: str = _setting(
         "hocket-runs", "The folder for the records of runs, one folder each.", _folder, for_launcher=True
@@ -244,8 +275,8 @@ FOR_LAUNCHER = tuple(setting.name for setting in SETTINGS.values() if setting.fo
 def read(environ: Mapping[str, str] | None = None) -> Config:
     """Read the environment as ``hocket run`` or torchrun has set it; alone when nobody has."""
     env = _reveal(os.environ if environ is None else environ)
-    launched = ("RANK" in env or "HOCKET_SERVER" in env or "HOCKET_COORDINATOR" in env) and "WORLD_SIZE" in env
-    size = _integer(env, "WORLD_SIZE", 1) if launched else 1
+    roles = ("RANK", "HOCKET_SERVER", "HOCKET_COORDINATOR", "HOCKET_SPARE_FD")
+    launched = any(name in env for name in roles) and "WORLD_SIZE" in env
     settings = {
         name.replace("-", "_"): setting.read(env[setting.variable])
         for name, setting in SETTINGS.items()
@@ -254,7 +285,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
     return Config(
         launched=launched,
         rank=_integer(env, "RANK", 0) if launched else 0,
-        size=size,
+        size=_integer(env, "WORLD_SIZE", 1) if launched else 1,
         local_rank=_integer(env, "LOCAL_RANK", 0) if launched else 0,
         local_size=_integer(env, "LOCAL_WORLD_SIZE", 0) if launched else 1,
         address=env.get("MASTER_ADDR", "127.0.0.1"),
@@ -271,8 +302,20 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         host_address=env.get("HOCKET_ADDRESS") if launched else None,
         secret_fd=_integer(env, "HOCKET_SECRET_FD", -1) if launched and "HOCKET_SECRET_FD" in env else None,
         server=_integer(env, "HOCKET_SERVER", 0) if launched and "HOCKET_SERVER" in env else None,
+        newcomer=launched and "HOCKET_NEWCOMER" in env,
+        spare_fd=_integer(env, "HOCKET_SPARE_FD", -1) if launched and "HOCKET_SPARE_FD" in env else None,
+        spans_hosts=launched and "HOCKET_SPANS_HOSTS" in env,
         **settings,
     )
+
+
+def take_place(config: Config, rank: int, local_rank: int, local_size: int) -> Config:
+    """What a process that has stood by is told when it becomes the worker ``rank``, in its environment, too."""
+    prefix = HIDDEN if HIDDEN + "WORLD_SIZE" in os.environ else ""
+    told = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}
+    os.environ.update({prefix + name: str(number) for name, number in told.items()})
+    place = dataclasses.replace(config, rank=rank, local_rank=local_rank, local_size=local_size)
+    return dataclasses.replace(place, newcomer=True, spare_fd=None)
 
 
 OF_TORCHRUN = ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -307,8 +350,8 @@ def environment() -> dict[str, str]:
 
 _EXPORTED = ("HOCKET_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
 _OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_LAUNCHER", "HOCKET_EVENTS", "HOCKET_LEDGER", "HOCKET_SERVER",
-             "HOCKET_COORDINATOR", "HOCKET_COORDINATOR_PORT",
-             "HOCKET_SECRET_FD", "HOCKET_HOST_NAME", "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
+             "HOCKET_COORDINATOR", "HOCKET_COORDINATOR_PORT", "HOCKET_NEWCOMER", "HOCKET_SPARE_FD", "HOCKET_SECRET_FD",
+             "HOCKET_SPANS_HOSTS", "HOCKET_HOST_NAME", "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
 
 
 def exported(more: Sequence[str] = ()) -> dict[str, str]:
@@ -317,9 +360,8 @@ def exported(more: Sequence[str] = ()) -> dict[str, str]:
     Args:
         more: Variables by name, or ``NAME=VALUE``, that the user wants them to get.
     """
-    own = {SETTINGS[name].variable for name in FOR_LAUNCHER}
-    found = {k: v for k, v in os.environ.items() if k.startswith(_EXPORTED) and k not in own | _OF_A_JOB}
-    found = {k: v for k, v in found.items() if not k.startswith(HIDDEN)}
+    own = {SETTINGS[name].variable for name in FOR_LAUNCHER} | _OF_A_JOB
+    found = {k: v for k, v in os.environ.items() if k.startswith(_EXPORTED) and not (k in own or k.startswith(HIDDEN))}
     for text in more:
         name, given, value = text.partition("=")
         if not name.isidentifier() or not (given or name in os.environ):
@@ -338,25 +380,9 @@ def names_for_rig() -> list[str]:
     return sorted(name for name in named if not name.startswith(("SSH_", *_EXPORTED)))
 
 
-def of_libraries() -> dict[str, str]:
-    """The variables by which libraries choose threads and GPUs: where they differ, so do times."""
-    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOMP_CPU_AFFINITY")
-    return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
-def working_folder() -> str:
-    """The working folder by the name that the user has for it, which other hosts know too if it is a link."""
-    named = os.environ.get("PWD", "")
-    try:
-        return named if os.path.isabs(named) and os.path.samefile(named, ".") else str(Path.cwd())  # noqa: PTH117, PTH121
-    except OSError:
-        return str(Path.cwd())
-
-
-def ssh_address() -> str | None:
-    """The address of this host at which SSH was reached, if this process was started through it."""
-    parts = os.environ.get("SSH_CONNECTION", "").split()
-    return parts[2] if len(parts) == 4 else None
+def tell_library(name: str, value: str) -> None:
+    """Set a variable that a library reads, unless the user has."""
+    os.environ.setdefault(name, value)
 
 
 def visible_gpus() -> list[str] | None:

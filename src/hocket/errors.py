@@ -14,6 +14,7 @@
         ├── HostError         a host of ``-H`` cannot take part
         ├── WorkerLost        a rank has ended while others wait for it
         ├── ServerLost        a parameter server has ended
+        ├── TakenForDead      this worker was out of reach for so long that the others have gone on without it
         └── DeadlineExceeded  a rank is alive but has not arrived within ``--timeout``
 
 A wrong user gets one of these; a broken invariant of Hocket itself gets an ``AssertionError``.
@@ -82,6 +83,10 @@ class WorkerLost(JobError):
 
 class ServerLost(JobError):
     """A parameter server has ended."""
+
+
+class TakenForDead(JobError):
+    """This worker was out of reach for so long that the others have gone on without it."""
 
 
 class DeadlineExceeded(JobError, TimeoutError):

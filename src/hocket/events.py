@@ -52,6 +52,25 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class PassDone:
+    """Workers that are in step have come to the end of an epoch, as each of them tells: some may be lost then.
+
+    Attributes:
+        loader: The number of the loader.
+        epoch: The number of the epoch, from 1.
+        samples: How many samples have counted in it.
+        whole: How many it has.
+    """
+
+    loader: int
+    epoch: int
+    samples: int
+    whole: int
+
+    kind = "pass done"
+
+
+@dataclass(frozen=True)
 class Metrics:
     """What the script has reported of its training (``hocket.report``)."""
 
@@ -73,12 +92,20 @@ class Traffic:
         under_way: Seconds in which gradients were under way, of the exchanges that were looked at.
         exposed: Seconds of ``under_way`` in which the worker did nothing but wait.
         waited_for: Seconds that the worker waited because another one was not there yet, by the other's host.
+        uses: For each algorithm of sums between hosts, by name: the numbers of ``Use``.
+        links: What was measured of the links between hosts, in words.
+        rates: What each host sends to each other one over them, in MB/s.
+        refused: Connections and messages between workers that were refused, by reason.
     """
 
     host: str
     under_way: float
     exposed: float
     waited_for: dict[str, float]
+    uses: dict[str, list[float]] = field(default_factory=dict)
+    links: str = ""
+    rates: list[list[float]] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
 
     kind = "traffic"
 
@@ -178,16 +205,21 @@ class Happening:
 WORKERS_CHANGED = "workers changed"
 """What happens when workers that are in step go on without one that is lost."""
 
+BATCHES_AGAIN, SAMPLES_AGAIN = "batches dealt again", "samples dealt again"
+"""Details of it: what lost workers had at work."""
+
 FOLDER_BEGUN, FOLDER_DONE = "temporary folder begun", "temporary folder done"
 """What the guardian is told of folders, before they are made and when they are gone."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a worker is in its life: ``joining`` the others, ``joined``, or ``failed`` (it has raised).
+    """Where a worker is in its life: ``joining`` the others, ``joined``, ``left`` or ``failed`` (it has raised).
 
-    For ``failed``, ``status`` is the exit status to come, as subprocess has it, and ``words`` is the traceback if the
-    worker has no stream for errors.
+    A spare is ``standing by`` before. One that is ``cut off`` from other workers ends; ``words`` say who does not reach
+    whom. Whoever has ``left`` did so on notice, between two batches, and ends.
+
+    For ``failed``, ``status`` is the exit status to come, and ``words`` the traceback if there is no stream for it.
     """
 
     stage: str
@@ -199,9 +231,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Survival:
-    """Whether the strategy that a worker trains with goes on when a worker is lost; the launcher decides by it."""
+    """Whether the strategy that a worker trains with goes on when a worker is lost; the launcher decides by it.
+
+    Attributes:
+        survives: Whether the others go on.
+        replaces: Whether a newcomer can join them; told later, when the script has called ``hocket.resume()``.
+        leaves: Whether SIGTERM is a notice to the worker, after which it leaves in order.
+        obstacle: Why nobody can join them, though the script has called ``hocket.resume()``, in words.
+    """
 
     survives: bool
+    replaces: bool = False
+    leaves: bool = False
+    obstacle: str = ""
 
     kind = "survival"
 
@@ -259,13 +301,10 @@ class Replicas:
 
 
 Record = (
-    Progress | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening
+    Progress | PassDone | Metrics | Traffic | Sent | Gradients | ServerReport | Facts | Happening
     | Stage | Survival | Spans | Replicas
 )  # fmt: skip
-_KINDS: dict[str, type[Record]] = {
-    kind.kind: kind
-    for kind in get_args(Record)
-}
+_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in get_args(Record)}
 _PIPE = 1 << 19  # bytes of the pipe to the launcher
 _MOST_KEPT = 1 << 20  # bytes of records that wait for room in the pipe
 
@@ -296,9 +335,7 @@ class PipeSink:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._next = 0.0
-        self._kept = b""
+        self._descriptor, self._next, self._kept = descriptor, 0.0, b""
         self._lock = threading.Lock()  # checkpoints are written by a thread that tells, too
         os.set_blocking(descriptor, False)
         with contextlib.suppress(OSError, AttributeError):  # the system may allow less, or not know of it

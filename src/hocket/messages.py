@@ -79,7 +79,7 @@ def begin(
     kind: int, sequence: int, head: dict[str, Any], body: int, generation: int, most_head: int, most_body: int
 ) -> bytes:
     """The header and the head of a message with ``body`` bytes after them."""
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = json.dumps(head, separators=(",", ":")).encode() if head else b""
     if len(text) > most_head or body > most_body:
         raise WireError(f"a message of {len(text):,} + {body:,} bytes is longer than servers and workers allow")
     return HEADER.pack(MAGIC, VERSION, kind, 0, generation, sequence, len(text), body) + text

@@ -1,4 +1,4 @@
-"""What collectives give, over shared memory, over Gloo and alone."""
+"""What collectives give, over shared memory, TCP, Gloo and alone."""
 
 import itertools
 from typing import Any
@@ -44,11 +44,13 @@ def collect(lengths: list[int]) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
-@pytest.mark.parametrize("hosts", [None, (2, 1), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("hosts", "transport"), [(None, "auto"), *itertools.product([(2, 1), (1, 1, 1)], ["auto", "gloo"])]
+)
 @pytest.mark.parametrize("lengths", [[0, 0, 0], [3, 0, 992], [5, 70_001, 0]])
-def test_collect(pool: Pool, lengths: list[int], hosts: tuple[int, ...] | None) -> None:
+def test_collect(pool: Pool, lengths: list[int], hosts: tuple[int, ...] | None, transport: str) -> None:
     expected = [[rank + 1] * length for rank, length in enumerate(lengths)]
-    assert pool.run(3, collect, lengths, hosts=hosts) == [[], [], expected]
+    assert pool.run(3, collect, lengths, hosts=hosts, transport=transport) == [[], [], expected]
 
 
 def reduce_all(shape: tuple[int, ...], dtype: str, operation: str) -> torch.Tensor:
@@ -85,6 +87,22 @@ def test_reduce_over_gloo(pool: Pool, free_port: int) -> None:
     assert torch.allclose(result, reference(3, (1000,), "float64", "mean"))
 
 
+@product("hosts", hosts=[(1, 1), (2, 1), (1, 1, 1), (2, 2)], dtype=TYPES, shape=SHAPES)
+def test_over_tcp(pool: Pool, hosts: tuple[int, ...], dtype: str, shape: tuple[int, ...]) -> None:
+    size = sum(hosts)
+    expected = torch.stack([value(rank, shape, dtype) for rank in range(size)])
+    for result in pool.run(size, gather, shape, dtype, hosts=hosts):
+        assert torch.equal(result, expected)
+
+
+@product("hosts", hosts=[(1, 1), (2, 1), (2, 2)], shape=SHAPES, operation=["mean", "sum", "max", "min", "product"])
+def test_reduce_over_tcp(pool: Pool, hosts: tuple[int, ...], shape: tuple[int, ...], operation: str) -> None:
+    size = sum(hosts)
+    results = pool.run(size, reduce_all, shape, "float64", operation, hosts=hosts)
+    assert all(torch.equal(results[0], result) for result in results)
+    assert torch.allclose(results[0], reference(size, shape, "float64", operation))
+
+
 def many(seed: int) -> list[Any]:
     """A random sequence of collectives, of sizes that make the scratch memory grow in between."""
     random = torch.Generator().manual_seed(seed)
@@ -108,6 +126,13 @@ def many(seed: int) -> list[Any]:
 @given(seed=st.integers(0, 10**6), workers=st.integers(2, 5))
 def test_any_sequence_gives_all_ranks_the_same(pool: Pool, seed: int, workers: int) -> None:
     results = pool.run(workers, many, seed)
+    assert all(result == results[0] for result in results)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), hosts=st.sampled_from([(1, 1), (2, 1), (1, 1, 1), (2, 3)]))
+def test_any_sequence_over_tcp(pool: Pool, seed: int, hosts: tuple[int, ...]) -> None:
+    results = pool.run(sum(hosts), many, seed, hosts=hosts)
     assert all(result == results[0] for result in results)
 
 
@@ -141,7 +166,7 @@ def wrong_use(what: str) -> None:
         ("operation", "the choices are mean, sum, max, min, product"),
         ("integer", "use operation='sum'"),
         ("out", "they must be equal"),
-        ("root", "there are ranks 0 to 1"),
+        ("root", "root 2 is none of the ranks 0, 1"),
         ("sparse", "dense tensors with values"),
     ],
 )

@@ -14,15 +14,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.comm import wire_peers
 from hocket.comm.graphs import Graph
 from hocket.comm.neighbour_rounds import PeerKind, Rounds
 from hocket.comm.pairs import Pairs
-from hocket.comm.peers import Peers
+from hocket.comm.peers import Peers, Sending
 from hocket.comm.snapshots import Snapshots
 from hocket.comm.wire_peers import WirePeers
 from hocket.config import Config
 from hocket.errors import DeadlineExceeded, JobError
 from hocket.transport import door
+from hocket.transport.tensor_bytes import as_bytes
 
 SECRET = b"p" * 32
 
@@ -308,16 +310,78 @@ def test_snapshots_come_from_the_living() -> None:
         assert head["rank"] == 2 and torch.equal(flats[0], vector(2)[0])
 
 
+def cut(peers: Any, rank: int, end: str) -> None:
+    """Break the wire on which ``peers`` speaks to, or hears, a rank."""
+    (peers._out[rank].wire if end == "out" else peers._incoming[rank].wire).close()
+
+
+@pytest.mark.parametrize("fields", [{}, {"transport": "gloo"}, {"transport": "gloo", "tls": "on"}])
+@pytest.mark.parametrize("nbytes", [0, 1 << 20])
+def test_every_message_is_heard_once_and_in_order_whatever_breaks(nbytes: int, fields: dict[str, Any]) -> None:
+    heard: list[int] = []
+    count, body = (400, 30)[nbytes > 0], torch.zeros(nbytes, dtype=torch.uint8)
+
+    def make(peers: Peers) -> None:
+        def hear(rank: int, message: Any, wire: Any) -> None:
+            wire.receive_into([memoryview(bytearray(message.body))])
+            heard.append(message.sequence)
+
+        peers.handlers[PeerKind.DATA] = hear
+
+    with workers(2, make, **fields) as found:
+        (first, _), (second, _) = found
+        drawn, sending = random.Random(nbytes), Sending(count)
+        for number in range(count):
+            first.send(1, PeerKind.DATA, {}, as_bytes([body]), sequence=number, sent=sending)
+            if number % (count // 10) == 5:
+                time.sleep(drawn.uniform(0, 0.01))
+                cut(*((first, 1, "out") if drawn.random() < 0.5 else (second, 0, "in")))
+        assert sending.wait(20)
+        assert heard == list(range(count)) and first.live == second.live == [0, 1]
+
+
 @pytest.mark.parametrize("noticed", ["out", "in"])
-def test_a_link_that_broke_is_made_anew(noticed: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("push_sum", [False, True])
+def test_a_link_that_broke_is_made_anew_and_nothing_is_lost(push_sum: bool, noticed: str) -> None:
+    size, graph = 3, Graph("ring")
+    vectors = [vector(rank) for rank in range(size)]
+    expected = torch.stack([flats[0] for flats in vectors])
+    for number in range(6):
+        matrix = graph.pushing(size, number) if push_sum else graph.mixing(size, number)
+        expected = torch.tensor(matrix, dtype=torch.float64) @ expected
+
+    def work(peers: Peers, rounds: Rounds) -> None:
+        flats = vectors[peers.rank]
+        for number in range(6):
+            if number in (1, 3) and peers.rank == 0:
+                cut(peers, 1, noticed)
+            if not push_sum:
+                mix(graph, rounds, peers.rank, flats, number)
+                continue
+            rounds.start(flats, {(peers.rank + 1) % 3: {}}, [(peers.rank - 1) % 3])
+            for arrival in rounds.finish().values():
+                for flat, other in zip(flats, arrival.flats, strict=True):
+                    flat.add_(other).mul_(0.5)
+
+    with workers(size, lambda peers: Rounds(peers, vectors[0], 10.0, pushes=push_sum)) as found:
+        together(work, found)
+        assert [peers.live for peers, _ in found] == [[0, 1, 2]] * 3
+    assert torch.allclose(torch.stack([flats[0] for flats in vectors]), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("noticed", ["out", "in"])
+def test_a_link_that_cannot_be_made_anew_waits_for_the_end_of_the_pass(
+    noticed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     size, graph = 3, Graph("complete")
     vectors, meeting = [vector(rank) for rank in range(size)], Meeting(size)
 
-    def work(peers: Peers, rounds: Rounds) -> list[int]:
+    def work(peers: Any, rounds: Rounds) -> list[int]:
         for number in range(2):
             rounds.begin_pass(number)
             if number == 0 and peers.rank == 0:
-                (peers._out[1].wire if noticed == "out" else peers._incoming[1]).close()
+                monkeypatch.setattr(WirePeers, "_renew", lambda *_: None)
+                cut(peers, 1, noticed)
             for turn in range(4):
                 mix(graph, rounds, peers.rank, vectors[peers.rank], turn)
             rounds.rest(for_good=True)
@@ -359,13 +423,13 @@ def test_a_connection_that_one_end_gives_up_is_made_again(accepts: bool, monkeyp
 
 
 def test_a_worker_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    knock = WirePeers._knock
+    reach = wire_peers.reach
 
-    def refuse(self: Peers, said: dict[str, Any], deadline: float) -> Any:
-        if self.rank == 1 and "worker-2" in said["socket"]:
+    def refuse(config: Config, secret: bytes, name: int, said: dict[str, Any], deadline: float, **more: Any) -> Any:
+        if name == 1 and "worker-2" in said["socket"]:
             raise JobError("it is beyond a firewall")
-        return knock(self, said, deadline)
+        return reach(config, secret, name, said, deadline, **more)
 
-    monkeypatch.setattr(WirePeers, "_knock", refuse)
+    monkeypatch.setattr(wire_peers, "reach", refuse)
     with pytest.raises(JobError, match=r"rank 1 cannot reach rank 2.*firewall"), workers(3, lambda peers: None):
         pass

@@ -219,3 +219,92 @@ def test_workers_in_step_have_their_own_and_then_what_others_leave(
     while take(0, ignore):
         pass
     assert sorted(done + held[0]) == list(range(total))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), total=st.integers(0, 30), in_step=st.booleans(), workers=st.integers(1, 3))
+def test_every_batch_is_done_once_with_workers_that_come(
+    data: st.DataObject, total: int, in_step: bool, workers: int
+) -> None:
+    """Workers die and others come in their place, or with further numbers; a checkpoint may be made at any time."""
+    live = set(range(workers))
+    queue, ranks = make(live=live), workers if in_step else 0
+    held: dict[int, list[int]] = {rank: [] for rank in range(workers + 3)}
+    done: list[int] = []
+    for _ in range(data.draw(st.integers(0, 60))):
+        what = data.draw(st.sampled_from(["take", "take", "take", "finish", "finish", "die", "come", "leave"]))
+        if what == "come":
+            rank = data.draw(st.sampled_from(sorted(held)))
+            if rank not in live and queue.epoch and queue.admit(rank, queue.epoch):
+                live.add(rank)
+                found = queue.take(rank, queue.epoch, total, ranks=ranks)  # it has a batch in any case
+                assert isinstance(found, int)
+                held[rank].append(found)
+            continue
+        rank = data.draw(st.sampled_from(sorted(live)))
+        if what == "take":
+            if isinstance(found := queue.take(rank, 1, total, ranks=ranks), int):
+                held[rank].append(found)
+        elif what == "finish" and held[rank]:
+            queue.finish(rank, (number := held[rank].pop(),))
+            done.append(number)
+        elif what == "die" and len(live) > 1:
+            live.remove(rank)
+            assert queue.lose(rank) == sorted(held[rank])
+            held[rank] = []
+        elif what == "leave":
+            queue.give_back(rank, tuple(held[rank]))
+            held[rank] = []
+            queue.leave(rank, 1)
+        state = queue.state()
+        undone = {*range(state["next"], total), *state["again"]} if state["epoch"] else set(range(total))
+        assert len(undone) == len([*range(state["next"], total), *state["again"]]) or not state["epoch"]
+        assert undone == set(range(total)) - set(done)
+    for rank in sorted(live):
+        for number in held[rank]:
+            queue.finish(rank, (number,))
+            done.append(number)
+    while live:
+        for rank in sorted(live):
+            found = queue.take(rank, 1, total, ignore if len(live) == 1 else None, ranks)
+            if isinstance(found, int):
+                queue.finish(rank, (found,))
+                done.append(found)
+            elif found == "over" or len(live) > 1:
+                live.remove(rank)
+                queue.leave(rank, 1)
+    assert sorted(done) == list(range(total))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_newcomer_is_in_step(number: int) -> None:
+    """It takes what the others take then; what the lost worker has left is for all at the end."""
+    live = {0, 1, 2}
+    queue, total = make(live=live), 30
+
+    def deal(*ranks: int) -> list[int]:
+        found = []
+        for rank in ranks:
+            taken = queue.take(rank, 1, total, ranks=3)
+            assert isinstance(taken, int)
+            queue.finish(rank, (taken,))
+            found.append(taken)
+        return found
+
+    assert deal(0, 1, 2, 0, 1, 2) == [0, 1, 2, 3, 4, 5]
+    if number == 1:
+        live.remove(1)
+        queue.lose(1)
+        assert deal(0, 2, 0, 2) == [6, 8, 9, 11]
+    assert queue.admit(number, 1)
+    live.add(number)
+    rest = [deal(*sorted(live)) for _ in range(5)]
+    if number == 1:
+        assert rest == [[12, 13, 14], [15, 16, 17], [18, 19, 20], [21, 22, 23], [24, 25, 26]]
+        assert deal(0, 1, 2) == [27, 28, 29] and deal(0, 1) == [7, 10]
+        assert queue.mean(1) == 10
+    else:
+        assert [row[:3] for row in rest] == [[3 * n + 6, 3 * n + 7, 3 * n + 8] for n in range(5)]
+        assert [row[3] for row in rest] == [24, 25, 26, 27, 28]
+        assert sorted(deal(0, 1, 2, 3)) == [21, 22, 23, 29]
+    assert queue.take(0, 1, total, ranks=3) == "over"

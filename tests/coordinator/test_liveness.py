@@ -22,6 +22,7 @@ from hocket.coordinator import liveness_client as watching
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.liveness_client import Watch
 from hocket.errors import DeadlineExceeded, HocketError, JobError, MismatchError, WorkerLost
+from hocket.transport.network_group import Among
 from hocket.transport.wire import Wire, hang_up
 
 LONG = 3600.0
@@ -220,6 +221,13 @@ def test_who_does_not_arrive_is_named_with_all_stacks(no_beat: None, capfd: pyte
         with pytest.raises(DeadlineExceeded, match=r"^rank 0 waits in a sum, for 1 s, for ranks 1, 2 on b: the stacks"):
             job.wait(0, "a sum").result()
         assert capfd.readouterr().err.count("(most recent call first)") >= 3
+
+
+def test_who_is_not_in_a_group_is_not_named(no_beat: None) -> None:
+    with watched(HOSTS, timeout=1.0) as job:
+        over = Among(job.watches[0], [0, 2])
+        with pytest.raises(DeadlineExceeded, match=r"^rank 0 waits in a sum, for 1 s, for rank 2 on b: the stacks"):
+            over.wait(threading.Event().wait, "a sum")
 
 
 @pytest.mark.parametrize("is_of_rank_0", [False, True])

@@ -10,6 +10,7 @@ from server.serving import together, until
 from hocket.coordinator.ledger import Ledger
 from hocket.coordinator.meetings import Meetings
 from hocket.errors import DeadlineExceeded, JobError, MismatchError, ServerLost
+from hocket.transport.wire import Closed
 
 
 class Met:
@@ -25,6 +26,9 @@ class Met:
         self.ledger.lose(rank, "was lost")
         self.meetings.lose(rank)
 
+    def has_given(self, rank: int) -> bool:
+        return any(rank in meeting.given for meeting in self.meetings._meetings.values())
+
     @property
     def is_empty(self) -> bool:
         return not self.meetings._meetings
@@ -32,6 +36,15 @@ class Met:
 
 def ignore(ranks: list[int], seconds: float) -> None:
     """Nobody is told."""
+
+
+class Dead:
+    """A worker that was killed while it waits."""
+
+    def __call__(self, ranks: list[int], seconds: float) -> None: ...
+
+    def look(self) -> None:
+        raise Closed("it was killed")
 
 
 @settings(max_examples=20, deadline=None)
@@ -71,6 +84,23 @@ def test_who_dies_while_it_waits_has_given() -> None:
         return meetings.gather(1, 1, "x", b"yours", ignore)
 
     assert together(2, work) == [{0: b"mine", 1: b"yours"}] * 2
+    assert meetings.is_empty
+
+
+def test_a_newcomer_gives_itself_what_a_dead_worker_had_given() -> None:
+    meetings = Met(2)
+
+    def work(rank: int) -> object:
+        if rank == 0:
+            with pytest.raises(Closed):
+                meetings.gather(0, 1, "x", b"old", Dead())
+            meetings.lose(0)
+            meetings.meetings.admit(0)
+            meetings.ledger.admit(0)
+            until(lambda: meetings.has_given(1))  # and it waits
+        return meetings.gather(rank, 1, "x", b"new", ignore)
+
+    assert together(2, work) == [{0: b"new", 1: b"new"}] * 2
     assert meetings.is_empty
 
 

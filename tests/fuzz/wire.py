@@ -26,6 +26,7 @@ from hocket.messages import HEADER
 from hocket.server.server_client import Client
 from hocket.server.terms import Kind, Push, Terms
 from hocket.transport.replies import GRACE
+from hocket.transport.requests import Talk
 from hocket.transport.wire import Wire
 
 TERMS = Terms(staleness=None, groups=0)
@@ -41,13 +42,13 @@ def record() -> list[bytes]:
         frames.append(b"".join(bytes(part.cast("B")) for part in parts if part.nbytes))
         genuine(self, parts)
 
-    with serve(1) as served, client(links(served.ports, 0), 0, 1) as made:
+    with serve(1) as served, client(links(served, 0), 0, 1) as made:
         Wire._send_all = keep  # type: ignore[method-assign]
         try:
             talk(made)
         finally:
             Wire._send_all = genuine  # type: ignore[method-assign]
-    return [frame for frame in frames if frame[5] < Kind.REPLY and frame[5] != Kind.BYE]
+    return [frame for frame in frames if frame[5] not in set(Talk)]
 
 
 def talk(made: Client) -> None:
@@ -86,12 +87,12 @@ def mutate(frame: bytes, chance: random.Random) -> bytes:
 def one_server(frames: list[bytes], chance: random.Random, until_then: float) -> tuple[int, int]:
     """Messages sent, and how many were refused."""
     sent = 0
-    with serve(2, timeout=0.05) as served, client(links(served.ports, 0), 0, 2) as made:
+    with serve(2, timeout=0.05) as served, client(links(served, 0), 0, 2) as made:
         found = copy(made, TERMS)
         steps = 0
         while steps < _AT_A_TIME and time.monotonic() < until_then:
             wire = knock(served.ports[0], 1, "the same")
-            sequence = served.fronts[0]._peers[1].sequence + 1
+            sequence = served.fronts[0]._reception._peers[1].sequence + 1
             for _ in range(chance.randint(1, 5)):
                 data = bytearray(chance.choice(frames))
                 if data[5] in (Kind.LOAD, Kind.ASSIGN):
@@ -102,7 +103,7 @@ def one_server(frames: list[bytes], chance: random.Random, until_then: float) ->
                     wire.connection.sendall(mutate(bytes(data), chance))
                 sent, sequence = sent + 1, sequence + 1
             wire.close()
-            if served.fronts[0]._peers[1].is_gone:
+            if served.fronts[0]._reception._peers[1].is_gone:
                 break  # it has said goodbye by chance
             flat = found.gradients[0]
             flat.copy_(gradient(0, steps, flat.numel()))

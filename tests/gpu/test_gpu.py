@@ -1,19 +1,20 @@
-"""The laws on a GPU, as far as one of them allows: several workers through the CPU's memory, and NCCL with one rank."""
+"""The laws on a GPU with several workers that meet through the CPU's memory; test_nccl.py has those over NCCL."""
 
+import contextlib
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pool import Pool, RemoteError, _free_port
-from strategies.training import Case, alone, assert_equal, loop, make, together
+from pool import Pool, RemoteError
+from strategies.training import Case, alone, assert_equal, together
 from torch import nn
 
 import hocket
 from hocket.comm import communicator as comm_communicator
 from hocket.comm.bucket_layout import Limits
-from hocket.job.worker import current
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -47,38 +48,29 @@ def test_narrow_types(pool: Pool, dtype: str, tolerance: float) -> None:
     assert_equal(alone(case, 2), pool.run(2, in_buckets, case, **THROUGH_CPU), tolerance)
 
 
-def by_nccl(case: Case, port: int, on_nan: str) -> Any:
-    from hocket.transport.nccl import NcclGroup
-    from hocket.transport.process_group import open_store
-
-    comm_communicator.bucket_limits = lambda _: Limits(64, 512)
-    torch.cuda.init()
-    group = NcclGroup(open_store("127.0.0.1", port, host=True, timeout=20), 0, 1, 20, torch.device("cuda", 0))
-    current().communicator.nccl = group
-    model, optimizer, loader = make(case, 1)
-    try:
-        return loop(case, *hocket.distribute(model, optimizer, loader, on_nan=on_nan), held=hocket.accumulate)
-    finally:
-        group.close()
-
-
-@pytest.mark.parametrize("on_nan", ["raise", "ignore"])
-@pytest.mark.parametrize("model", MODELS)
-def test_nccl(pool: Pool, model: str, on_nan: str) -> None:
-    case = dataclasses.replace(CASE, model=model)
-    assert_equal(alone(case, 1), pool.run(1, by_nccl, case, _free_port(), on_nan))
-    pool.close()  # NCCL keeps a port open for as long as the process lives
-
-
 def test_more_workers_than_gpus_are_refused(pool: Pool) -> None:
     for outcome in pool.outcomes(torch.cuda.device_count() + 1, together, CASE, "mirrored"):
         assert isinstance(outcome, RemoteError) and outcome.kind == "UsageError"
         assert "one worker per GPU" in outcome.message and "--transport shared-memory" in outcome.message
 
 
-def test_central_is_refused(pool: Pool) -> None:
-    for outcome in pool.outcomes(2, together, CASE, "central", **THROUGH_CPU):
-        assert isinstance(outcome, RemoteError) and "use --strategy mirrored" in outcome.message
+def summed(reduction: str) -> str:
+    model = nn.Linear(3, 3, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.distribute(model, optimizer)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        for _ in range(2):
+            optimizer.zero_grad()
+            x = torch.ones(4, 3, device="cuda")
+            nn.functional.mse_loss(model(x), x, reduction=reduction).backward()
+            optimizer.step()
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_loss_that_is_a_sum_is_seen_from_autograds_own_thread(pool: Pool, reduction: str) -> None:
+    first, second = pool.run(2, summed, reduction, **THROUGH_CPU)
+    assert ("(MseLoss with reduction='sum')" in first) == (reduction == "sum") and second == ""
 
 
 def some_on_cpu() -> None:

@@ -1,4 +1,4 @@
-"""Strategies with replicas of their own for models on a GPU."""
+"""Strategies with replicas of their own for models on a GPU, through the CPU's memory; test_nccl.py has gossip."""
 
 from typing import Any
 
@@ -28,11 +28,6 @@ def test_averages_after_every_batch_are_one_process(pool: Pool, strategy: str) -
     assert_equal(alone(CASE, 2), with_mean_state(pool.run(2, together, CASE, strategy, **SHARED)))
 
 
-def test_gossip_with_everybody_is_one_process(pool: Pool) -> None:
-    many = pool.run(2, together, CASE, "gossip(topology='complete')", coordinated=True)
-    assert_equal(alone(CASE, 2), with_mean_state(many))
-
-
 def train(strategy: str) -> tuple[float, float]:
     """The loss at the beginning, and after some passes."""
     model, optimizer, loader = hocket.distribute(*make(CASE, 1), strategy=strategy)
@@ -57,8 +52,6 @@ def train(strategy: str) -> tuple[float, float]:
         ("diloco(period=4, fragments=2, outer_lr=1.0, outer_momentum=0.5)", SHARED),
         ("easgd(period=2, alpha=0.3)", SHARED),
         ("easgd(period=2, alpha=0.3)", {"servers": 1}),
-        ("gossip(topology='pairs', asynchronous=True)", {"coordinated": True}),
-        ("gossip(topology='ring', push_sum=True)", {"coordinated": True}),
     ],
 )
 def test_it_learns(pool: Pool, strategy: str, more: dict[str, Any]) -> None:

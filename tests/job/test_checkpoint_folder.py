@@ -26,7 +26,7 @@ from hocket.job.checkpoint.saver import Saver
 from hocket.job.checkpoint.snapshot import Subjects
 from hocket.job.checkpoint.tensor_file import Image, TensorFile
 from hocket.job.worker import Worker
-from hocket.launch.guardian import Unfinished
+from hocket.launch.guardian import Guardian, Unfinished
 
 CALLS = ("open", "write", "fsync", "ftruncate", "rename", "mkdir", "unlink", "rmdir", "close")
 
@@ -106,6 +106,22 @@ def test_a_crash_at_any_system_call_leaves_a_good_checkpoint(tmp_path: Path) -> 
         assert status == -signal.SIGKILL
     assert number > 20 and values[0] == 1.0 and values[-1] == 2.0
     assert values == sorted(values), "once the new one is there, it stays"
+
+
+def test_what_a_worker_removed_when_it_was_killed_is_gone_when_the_job_is_over(tmp_path: Path) -> None:
+    guardian = Guardian()
+    hidden = tmp_path / ".000001-step-0.removed"
+
+    def be_killed() -> None:
+        shutil.rmtree = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        save(tmp_path, 2.0, ledger=guardian.ledger)
+
+    try:
+        assert in_child(lambda: save(tmp_path, 1.0)) == 0
+        assert in_child(be_killed) == -signal.SIGKILL and hidden.exists()
+    finally:
+        guardian.dismiss()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "000002-step-0"] and read(tmp_path) == 2.0
 
 
 @pytest.fixture
@@ -280,6 +296,27 @@ def test_a_second_job_is_refused(tmp_path: Path) -> None:
     assert first._lock is not None
     os.close(first._lock)
     assert in_child(lambda: CheckpointFolder(tmp_path).open()) == 0
+
+
+def test_the_next_worker_of_a_job_waits_until_the_last_one_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipes = [os.pipe(), os.pipe()]
+    (ready, is_ready), (over, is_over) = pipes
+    child = os.fork()
+    if child == 0:
+        CheckpointFolder(tmp_path, job="a").open(keep=True)
+        os.write(is_ready, b"!")
+        os.read(over, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    with pytest.raises(CheckpointError, match="another job"):
+        CheckpointFolder(tmp_path, job="b").open()
+    monkeypatch.setattr(checkpoint_folder.time, "sleep", lambda _: os.write(is_over, b"!"))
+    CheckpointFolder(tmp_path, job="a").open()
+    assert os.waitpid(child, 0)[1] == 0
+    for descriptor in (*pipes[0], *pipes[1]):
+        os.close(descriptor)
 
 
 def test_two_jobs_without_locks_do_not_overwrite_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,18 @@ def test_only_rows_are_updated(pool: Pool, workers: int, servers: int, transport
         assert whole == -0.5 * 4 * 4 * size
 
 
+def by_a_list() -> list[float]:
+    store = hocket.KeyValue({"table": torch.zeros(5, 2)}, sgd, rows=["table"])
+    store.push("table", torch.ones(3, 2), rows=[3, 0, 3])
+    found: list[float] = store.pull("table", rows=range(5))[:, 0].tolist()
+    store.close()
+    return found
+
+
+def test_rows_may_be_a_list(pool: Pool) -> None:
+    assert pool.run(1, by_a_list, servers=1) == [[-0.5, 0.0, 0.0, -1.0, 0.0]]
+
+
 def momentum_state() -> dict[str, list[float]]:
     store = hocket.KeyValue({"a": torch.zeros(40_000)}, momentum)
     store.push("a", torch.ones(40_000))

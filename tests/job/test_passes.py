@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.job.loader.division import least, share
+from hocket.job.loader.global_batch import GlobalBatch
 from hocket.job.loader.passes import Rest
 from hocket.job.loader.sharding import Plan, ShardedIndices
 from hocket.job.randomness import OwnRandom
@@ -19,7 +20,7 @@ from hocket.job.randomness import OwnRandom
 def test_every_sample_comes_once_over_several_runs(total: int, runs: list[Any]) -> None:
     rest, done = Rest(), list[int]()
     for ranks, size, in_step, random in runs:
-        sampler = ShardedIndices(range(total), size, False, 0, ranks, OwnRandom())
+        sampler = ShardedIndices(range(total), GlobalBatch(size, ranks), False, 0, ranks, OwnRandom())
         plan = Plan(1, rest=rest, in_step=in_step)
         left = list(rest.pick(iter(range(total))))
         assert [rest.place(number) for number in range(len(left))] == left and rest.count(total) == len(left)

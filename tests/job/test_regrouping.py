@@ -5,6 +5,7 @@ import itertools
 import os
 import select
 import signal
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
+from hocket.job.checkpoint.reading import on_rank_0
 from hocket.job.worker import current
 
 SAMPLES, BATCH, EPOCHS = 100, 4, 2
@@ -39,9 +41,9 @@ class Numbered(Dataset[Any]):
         return index, self.x[index], self.y[index]
 
 
-def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double().to(device)
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
@@ -51,6 +53,7 @@ def train(
     processes: int = 0,
     strategy: str = "mirrored",
     slow: int | None = None,
+    device: str = "cpu",
 ) -> tuple[list[float], int, int, int]:
     """Train, and write down after each backward pass which samples it was of, and how many exchanges were before it.
 
@@ -60,12 +63,13 @@ def train(
         processes: Data-loader processes of each worker.
         strategy: How the workers train together.
         slow: A worker that takes longer for its batches than others.
+        device: Where the model is.
 
     Returns:
         The parameters at the end, who this is then, of how many, and the samples that were counted.
     """
     loader = DataLoader(Numbered(), BATCH, shuffle=True, num_workers=processes)
-    model, optimizer, loader = hocket.distribute(*build(), loader, strategy=strategy)
+    model, optimizer, loader = hocket.distribute(*build(device), loader, strategy=strategy)
     steps, mine, (at_work,) = 0, hocket.rank(), current().training.strategies
     (Path(folder) / f"{mine}.process").write_text(str(os.getpid()))
     hocket.barrier()
@@ -80,7 +84,7 @@ def train(
             for numbers, x, y in loader:
                 perhaps("before")
                 time.sleep(0.02 if mine == slow else 0.0)
-                loss = ((model(x) - y) ** 2).mean()
+                loss = ((model(x.to(device)) - y.to(device)) ** 2).mean()
                 perhaps("forward")
                 before = at_work.exchanges
                 loss.backward()
@@ -174,7 +178,8 @@ def test_the_others_go_on(pool: Pool, tmp_path: Path, who: tuple[int, int, int],
     [
         {1: (3, "forward"), 2: (3, "forward")},
         {0: (3, "forward"), 3: (3, "backward")},
-        {2: (3, "before"), 0: (4, "forward")},
+        {2: (3, "before"), 3: (4, "forward")},  # not with the samples of 2, which 0 has then, or the job would end
+        {2: (3, "before"), 0: (5, "forward")},
         {3: (2, "after"), 1: (9, "before"), 0: (12, "backward")},
         {3: (3, "between"), 1: (3, "between")},
     ],
@@ -183,6 +188,52 @@ def test_several_are_lost(pool: Pool, tmp_path: Path, deaths: dict[int, tuple[in
     settings: dict[str, Any] = {"on_loss": "continue", "check_replicas": 1}
     found = pool.outcomes_with_death(4, train, deaths, str(tmp_path), deaths, **settings)
     check(tmp_path, found, deaths, 4)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_part_that_would_be_too_large_ends_the_job(pool: Pool, tmp_path: Path, most: int) -> None:
+    deaths = {1: (3, "forward")}
+    found = pool.outcomes_with_death(3, train, 1, str(tmp_path), deaths, on_loss="continue", max_part=most)
+    if most == 2:
+        check(tmp_path, found, deaths, 3)
+        return
+    for error in (found[0], found[2]):
+        assert "WorkerLost" in str(error) and "more than 1 times its batch of 4 samples: raise --max-part" in str(error)
+
+
+def hear_of_changes() -> list[Any]:
+    heard = list[Any]()
+    mine = hocket.rank()
+    hocket.on_change(lambda change: heard.append([change.generation, change.rank, change.size, change.lost]))
+    model, optimizer, loader = hocket.distribute(*build(), DataLoader(Numbered(), BATCH))
+    for step, (_, x, y) in enumerate(loader):
+        if (mine, step) in ((0, 2), (2, 4)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert hocket.size() == (heard[-1][2] if heard else 4)
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+    return [*heard, hocket.rank()]
+
+
+def test_a_script_hears_of_changes(pool: Pool) -> None:
+    found = pool.outcomes_with_death(4, hear_of_changes, {0: 0, 2: 0}, on_loss="continue")
+    assert found[1] == [[1, 0, 3, [0]], [2, 0, 2, [2]], 0]
+    assert found[3] == [[1, 2, 3, [0]], [2, 1, 2, [2]], 1]
+
+
+def work_on_rank_0() -> int:
+    mine = hocket.rank()
+
+    def work() -> int:
+        if mine == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 10 + mine
+
+    return on_rank_0(current().communicator, work)
+
+
+def test_the_next_worker_does_what_rank_0_has_left(pool: Pool) -> None:
+    assert pool.outcomes_with_death(3, work_on_rank_0, 0, on_loss="continue")[1:] == [11, 11]
 
 
 def fail() -> None:
@@ -368,6 +419,37 @@ def test_a_round_ends_with_those_who_are_there(
         assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)
 
 
+def wait_for_one_who_is_behind(folder: str, strategy: str, in_group: bool) -> tuple[int, list[float]]:
+    """Rank 1 is killed while it waits in an exchange, as rank 0 does, and rank 2 notices that between two batches."""
+    model, optimizer, loader = hocket.distribute(*build(), DataLoader(Numbered(), BATCH), strategy=strategy)
+    mine, group = hocket.rank(), hocket.group([0, 2])
+    (Path(folder) / f"{mine}.process").write_text(str(os.getpid()))
+    hocket.barrier()
+    for step, (_, x, y) in enumerate(loader):
+        if (mine, step) == (1, 3):
+            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()
+        if in_group and mine != 1:
+            assert float(hocket.allreduce(torch.ones(1), "sum", group=group)) == 2
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if (mine, step) == (2, 2):
+            wait_for_the_end(Path(folder) / "1.process")
+    return hocket.size(), nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "in_group"),
+    [("mirrored", False), ("local_sgd(period=4)", False), ("delayed", False), ("mirrored", True)],
+)
+def test_a_worker_is_killed_while_it_waits_for_one_who_is_behind(
+    pool: Pool, tmp_path: Path, strategy: str, in_group: bool
+) -> None:
+    arguments = str(tmp_path), strategy, in_group
+    found = pool.outcomes_with_death(3, wait_for_one_who_is_behind, 1, *arguments, on_loss="continue")
+    assert found[0] == found[2] and found[0][0] == 2, found
+
+
 def test_a_worker_is_lost_when_another_one_is_behind(pool: Pool, tmp_path: Path) -> None:
     """A slow worker has not come to the end of one division when there is the next one."""
     deaths = {1: (5, "after"), 3: (6, "forward")}
@@ -376,6 +458,15 @@ def test_a_worker_is_lost_when_another_one_is_behind(pool: Pool, tmp_path: Path)
     expected = average_locally(check_counted(tmp_path, found, deaths, 4))
     parameters = torch.tensor(found[0][0], dtype=torch.float64)
     assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_a_loss_is_noticed_in_a_pull_and_between_two_batches(pool: Pool, tmp_path: Path, slow: int) -> None:
+    """With another number of workers ``easgd`` moves by another part; each worker brings what it has moved by."""
+    deaths = {1: (5, "forward")}
+    arguments = str(tmp_path), deaths, 0, "easgd(period=4)", slow
+    found = pool.outcomes_with_death(3, train, deaths, *arguments, on_loss="continue")
+    check_counted(tmp_path, found, deaths, 3)
 
 
 @pytest.mark.parametrize(

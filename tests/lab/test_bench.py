@@ -28,10 +28,13 @@ def test_the_bench_of_hogwild_has_speed_and_loss_of_each_way() -> None:
         assert row[f"{name}_samples/s"] > 0 and 0 < row[f"{name}_loss"] < 0.7
 
 
-@pytest.mark.parametrize("args", [("server", "--parts", "moon")])
-def test_unknown_parts_are_told(args: tuple[str, ...]) -> None:
-    done = bench(*args)
-    assert done.returncode == 2 and "the choices are shared, tcp, tls, servers, straggler, rows" in done.stderr
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [("server", "shared, tcp, tls, servers, straggler, rows"), ("churn", "recover, hosts, leave, go_on, step")],
+)
+def test_unknown_parts_are_told(name: str, choices: str) -> None:
+    done = bench(name, "--parts", "moon")
+    assert done.returncode == 2 and f"the choices are {choices}" in done.stderr
 
 
 def test_the_bench_of_stragglers_compares_strategies() -> None:
@@ -49,6 +52,14 @@ def test_the_bench_of_noise_says_what_looks_cost() -> None:
     rows = json.loads(done.stdout)["rows"]
     assert [row["strategy"] for row in rows] == ["mirrored", "central", "central(fused=True)"]
     assert all(row["a look in_steps"] >= 1 and row["in looks_%"] > 0 for row in rows)
+
+
+def test_the_bench_of_churn_has_a_step_with_each_flag() -> None:
+    done = bench("churn", "--parts", "step", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["what"] for row in rows] == ["a step, --on-loss end", "a step, --on-loss replace --spares 0"]
+    assert all(row["value"] > 0 for row in rows)
 
 
 def test_the_bench_of_simulated_workers_has_both_times() -> None:

@@ -24,8 +24,10 @@ STATUS = {"raise": 1, "exit": 7, "hard exit": 9, "SIGKILL": 137, "SIGSEGV": 139}
 
 
 def run(strategy: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    on_loss = "end" if any(arg.startswith("SIG") for arg in args) else "auto"
     return subprocess.run(
-        [*HOCKET, "run", "-n", "2", "--strategy", strategy, SCRIPT, "train", *args], capture_output=True, text=True,
+        [*HOCKET, "run", "-n", "2", "--strategy", strategy, "--on-loss", on_loss, SCRIPT, "train", *args],
+        capture_output=True, text=True,
         timeout=60, env={**os.environ, **env}, check=False,
     )  # fmt: skip
 
@@ -113,7 +115,7 @@ def wait_until_gone(mark: str, seconds: float) -> None:
 
 
 def test_a_failure_ends_the_job_within_two_seconds() -> None:
-    with launched() as (job, mark):
+    with launched(HOCKET_ON_LOSS="end") as (job, mark):
         started = time.monotonic()
         os.kill(workers(mark)[1], signal.SIGKILL)
         job.wait(timeout=60)

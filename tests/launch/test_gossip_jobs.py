@@ -21,7 +21,7 @@ from launch.test_served_jobs import HOCKET, find, read_until, started
 )
 def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str, victim: int) -> None:
     (tmp_path / "wait").touch()
-    with started(tmp_path, "-n", "3", "--strategy", strategy) as job:
+    with started(tmp_path, "-n", "3", "--on-loss", "continue", "--strategy", strategy) as job:
         read_until(job.stdout, "running", 3)
         os.kill(find(tmp_path, f"RANK={victim}"), signal.SIGKILL)
         heard = read_until(job.stderr, "killed by SIGKILL")

@@ -114,10 +114,10 @@ def test_a_slow_rank_is_named_now_and_then() -> None:
     assert lines and all("[0] hocket: ranks 0, 2 waited" in line and "for rank 1 (alive)" in line for line in lines)
 
 
-def test_where_shared_memory_does_not_run_gloo_does() -> None:
+def test_where_shared_memory_does_not_run_tcp_does() -> None:
     done = run(2, "other machine")
     assert done.returncode == 0, done.stderr
-    assert "[0] hocket: shared memory needs x86-64 Linux; using Gloo, which is slower" in done.stderr
+    assert "[0] hocket: shared memory needs x86-64 Linux; using TCP, which is slower" in done.stderr
 
 
 def test_help_and_choices_need_no_torch() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from products import rarely
 
 HOCKET = [sys.executable, "-m", "hocket.launch.cli"]
 TRAIN = """
@@ -96,10 +97,10 @@ def finish(job: "subprocess.Popen[str]", seconds: float = 90) -> tuple[str, str]
 FLAGS = ("-n", "3", "--servers", "2", "--checkpoint", "saved", "--checkpoint-every", "4")
 
 
-@pytest.mark.parametrize("strategy", ["asynchronous", "ssp(staleness=20)", "bsp"])
+@pytest.mark.parametrize("strategy", ["asynchronous", rarely("ssp(staleness=20)"), "bsp"])
 def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "wait").touch()
-    with started(tmp_path, *FLAGS, "--strategy", strategy) as job:
+    with started(tmp_path, *FLAGS, "--on-loss", "continue", "--strategy", strategy) as job:
         read_until(job.stdout, "running", 3)
         os.kill(find(tmp_path, "RANK=1"), signal.SIGKILL)
         heard = read_until(job.stderr, "rank 1")
@@ -132,6 +133,33 @@ def test_a_killed_server_ends_the_job_and_the_same_command_goes_on(tmp_path: Pat
         assert "going on from" in err
         saved = int(re.findall(r"going on from \S*step-(\d+)", err)[0])
         assert set(re.findall(r"batches (\d+)", out)) == {str(120 - 3 * saved)}, err
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "asynchronous",
+        pytest.param("bsp", marks=pytest.mark.all_combinations),
+        pytest.param("gossip", marks=pytest.mark.all_combinations),
+        pytest.param("hogwild", marks=pytest.mark.all_combinations),
+    ],
+)
+def test_notice_to_all_is_a_checkpoint_of_all_that_is_done(tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "wait").touch()
+    servers = ("--servers", "1") if strategy in ("asynchronous", "bsp") else ()
+    flags = ("-n", "3", *servers, "--checkpoint", "saved", "--checkpoint-every", "1000", "--strategy", strategy)
+    with started(tmp_path, *flags) as job:
+        read_until(job.stdout, "running", 3)
+        job.send_signal(signal.SIGTERM)
+        read_until(job.stderr, "to finish their batch and end")
+        (tmp_path / "wait").unlink()
+        _, err = finish(job)
+        assert job.returncode == 128 + signal.SIGTERM, err
+        assert re.search(r"the last checkpoint is \S+; the same command continues from it", err), err
+    with started(tmp_path, *flags) as job:
+        out, err = finish(job)
+        assert job.returncode == 0, err
+        assert set(re.findall(r"batches (\d+)", out)) == {str(120 - 3 * 12)}, err
 
 
 def test_the_record_has_staleness_and_load(tmp_path: Path) -> None:

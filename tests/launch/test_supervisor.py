@@ -20,6 +20,7 @@ class Actors(Crew):
     def __init__(self, acts: list[Act]) -> None:
         self.members = [CrewMember(0, "a"), CrewMember(1, "b"), CrewMember(2, "b")]
         self.losses: list[Loss] = []
+        self.notes: list[str] = []
         self._acts = acts
 
     def read(self, seconds: float) -> Iterator[Chunk]:

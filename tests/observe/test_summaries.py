@@ -4,8 +4,18 @@ from typing import Any
 
 import pytest
 
-from hocket.events import Facts, Metrics, RecordDecoder, ServerReport, encode
-from hocket.observe.summaries import GossipSummary, ServedSummary, histogram, size
+from hocket.events import (
+    BATCHES_AGAIN,
+    SAMPLES_AGAIN,
+    Facts,
+    Metrics,
+    PassDone,
+    RecordDecoder,
+    ServerReport,
+    Traffic,
+    encode,
+)
+from hocket.observe.summaries import GossipSummary, SampleCount, ServedSummary, TrafficSummary, histogram, size
 
 
 def served(server: int, workers: dict[str, dict[str, Any]], **more: Any) -> ServerReport:
@@ -27,6 +37,23 @@ def test_the_last_record_of_each_server_counts() -> None:
         "hocket: server 1 on node1: busy 34%, 1,204 updates, 3.1 GB in, 42 B out",
         "hocket: pushes refused as too late: 2 of rank 0",
         "hocket: refused: x 1×",
+    ]
+
+
+def test_what_counted_in_each_epoch_and_what_was_done_twice() -> None:
+    count, facts = SampleCount(), dict[str, Any]()
+    assert SampleCount.lines(facts) == []
+    for epoch, samples in enumerate((240, 240, 236, 240), 1):
+        for _ in range(2):  # workers
+            facts |= count.take(PassDone(1, epoch, samples, 240))
+        assert epoch > 1 or SampleCount.lines(facts) == ["every sample counted once in 1 epoch: 240 in it"]
+    for batches in (1, 2):
+        facts |= count.take_change({"workers": 2, BATCHES_AGAIN: batches, SAMPLES_AGAIN: 4 * batches})
+    facts |= count.take_change({"workers": 3})
+    assert SampleCount.lines(facts) == [
+        "every sample counted once in 3 epochs: 240 in each of them",
+        "epoch 3: 236 of 240 samples counted",
+        "3 batches of lost workers were done twice, with 12 samples",
     ]
 
 
@@ -75,6 +102,14 @@ def test_sizes() -> None:
     ]  # fmt: skip
 
 
+def test_a_host_is_not_said_to_wait_for_itself() -> None:
+    summary = TrafficSummary()
+    summary.take(0, Traffic("a", 0.0, 0.0, {"a": 7.0, "b": 2.0}))
+    summary.take(1, Traffic("a", 0.0, 0.0, {"a": 9.0, "b": 1.0, "c": 0.6}))
+    summary.take(2, Traffic("b", 0.0, 0.0, {"b": 3.0}))
+    assert summary.lines() == ["hocket: a waited 1.5 s for b, 0.3 s for c."]
+
+
 def test_graphs_and_distances_of_gossip() -> None:
     summary = GossipSummary()
     summary.take(Facts({"gossip": "a ring of 4", "spectral gap": 0.6667}))
@@ -93,3 +128,25 @@ def test_nothing_is_said_without_gossip() -> None:
     summary = GossipSummary()
     summary.take(Facts({"strategy": "mirrored"}))
     assert summary.lines() == []
+
+
+def test_what_was_measured_and_picked_between_hosts() -> None:
+    """Which sizes each algorithm had is on the screen; the rate of each link is in the record alone."""
+    summary = TrafficSummary()
+    uses = {"ring": [4, 20e6, 0.4, 0.3, 3, 4e6, 6e6], "direct": [10, 40e3, 0.01, 0.0, 0, 4e3, 4e3]}
+    summary.take(0, Traffic("a", 2.0, 1.0, {}, uses, "0.10 ms, 100 MB/s", [[0.0, 100.0], [99.5, 0.0]]))
+    facts = summary.facts()
+    assert facts["MB/s between hosts"] == "-, 100; 99.5, -"
+    assert facts["sums between hosts by ring"] == "4 of 4.00 to 6.00 MB, 100.00 ms each (predicted 100.00 ms)"
+    assert facts["sums between hosts by direct"] == "10 of 0.00 MB, 1.00 ms each"
+    assert not any("99.5" in line for line in summary.lines())
+    assert "hocket: Measured between hosts: 0.10 ms, 100 MB/s." in summary.lines()
+
+
+def test_who_was_refused_between_workers_is_one_line() -> None:
+    summary, message = TrafficSummary(), "not the message that was to come"
+    summary.take(0, Traffic("a", 0.0, 0.0, {}, refused={"without the job's secret": 2}))
+    summary.take(1, Traffic("b", 0.0, 0.0, {}, refused={"without the job's secret": 1, message: 1}))
+    said = "refused between workers"
+    assert summary.facts() == {said: f"without the job's secret 3×, {message} 1×"}
+    assert summary.lines() == [f"hocket: {said}: without the job's secret 3×, {message} 1×."]

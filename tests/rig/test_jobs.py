@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import Rigs
 from rig import jobs
@@ -54,6 +55,7 @@ def test_under_torchrun(rig: Rigs, tmp_path: Path) -> None:
     check(tmp_path, "result", 3)
 
 
+@pytest.mark.all_combinations
 def test_interfaces_by_name(rig: Rigs, tmp_path: Path) -> None:
     """Under hocket run, see tests/launch/test_rig_hosts.py."""
     with jobs.on(rig(2, **OTHERWISE), tmp_path) as started:

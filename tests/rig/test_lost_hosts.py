@@ -7,6 +7,7 @@ from pathlib import Path
 import load
 import pytest
 from conftest import Rigs
+from products import rarely
 from rig import jobs
 from rig.jobs import Jobs, Running
 
@@ -30,9 +31,20 @@ def begin_exchange(started: Jobs, *workers: Running) -> None:
     started.wait_until_sent("h2", 1 << 20)
 
 
-@pytest.mark.parametrize(("dead", "alive", "gone"), [("h2", "h1", "1, 2"), ("h1", "h2", "0")])
-def test_killed(rig: Rigs, tmp_path: Path, dead: str, alive: str, gone: str) -> None:
+@pytest.mark.parametrize(
+    ("dead", "alive", "gone", "transport"),
+    [
+        rarely("h2", "h1", "1, 2", "gloo"),
+        ("h1", "h2", "0", "gloo"),
+        ("h2", "h1", "1, 2", "auto"),
+    ],
+)
+def test_killed(
+    rig: Rigs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: str, alive: str, gone: str, transport: str
+) -> None:
     """Two jobs at once, under hocket run and without a launcher."""
+    monkeypatch.setenv("HOCKET_TRANSPORT", transport)
+    monkeypatch.setenv("HOCKET_ON_LOSS", "end")
     made = rig(2)
     with jobs.on(made, tmp_path) as started:
         job = started.launch("h1:1,h2:2", *BIG, at=alive)

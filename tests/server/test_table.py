@@ -12,7 +12,7 @@ from hocket.errors import DeadlineExceeded, JobError, ServerLost
 from hocket.server import rule
 from hocket.server.dense import DenseShard
 from hocket.server.table import Table
-from hocket.server.terms import Definition, Push, Slice, Terms
+from hocket.server.terms import Definition, Push, PushOutcome, Slice, Terms
 
 
 class Stubborn(torch.optim.SGD):
@@ -42,7 +42,7 @@ def ones(value: float = 1.0) -> list[torch.Tensor]:
 
 
 def push(table: Table, rank: int, value: float = 1.0, said: Push | None = None) -> bool:
-    return table.push(rank, said or Push(), ones(value), lambda *_: None, lambda: None)
+    return bool(table.push(rank, said or Push(), ones(value), lambda *_: None, lambda: None))
 
 
 def value(table: Table) -> float:
@@ -139,6 +139,25 @@ def test_who_is_lost_while_it_waits_is_in_the_round_once() -> None:
 
     assert together(2, work) == [True, True]
     assert (table.version, value(table)) == (1, -3.0)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_fault_leaves_out_the_gradients_of_all_and_is_told_to_all(is_lost: bool) -> None:
+    table, done = make(3, Terms()), list[int]()
+
+    def work(rank: int) -> object:
+        if rank == 2:
+            until(waits(table, 2))
+            if is_lost:
+                table.lose(1)
+        said = Push(fault=7) if rank == 1 else Push()
+        return table.push(rank, said, ones(), lambda *_: None, lambda: None, lambda: done.append(rank))
+
+    assert together(3, work) == [PushOutcome(True, {1: 7})] * 3
+    assert (table.version, value(table), sorted(done)) == (0, 0.0, [0, 1, 2])  # no batch is to be dealt again
+    ranks = [0, 2] if is_lost else [0, 1, 2]
+    assert together(len(ranks), lambda number: push(table, ranks[number])) == [True] * len(ranks)
+    assert (table.version, value(table)) == (1, -1.0)
 
 
 @pytest.mark.parametrize("terms", [Terms(patience=0.5), Terms(staleness=0, groups=0, patience=0.5)])

@@ -303,28 +303,43 @@ def test_a_word_without_quotes() -> None:
         parse("gossip(topology=ring)")
 
 
-def break_a_link(strategy: str) -> tuple[list[int], list[int], float, list[int]]:
-    model, optimizer, loader = start_constant(strategy, 20)
-    peers: Any = current().training.strategies[0]._peers  # type: ignore[attr-defined]
-    steps = [0, 0]
+def break_links(strategy: str, times: int, is_for_good: bool) -> tuple[list[int], list[int], float, float, list[int]]:
+    """Rank 0 breaks the wires to and from rank 1 in the first loop, one after the other."""
+    model, optimizer, loader = start_constant(strategy, 30)
+    at_work: Any = current().training.strategies[0]
+    peers = at_work._peers
+    steps, longest = [0, 0], 0.0
     for epoch in range(2):
         for count, (x,) in enumerate(loader):
-            if hocket.rank() == 0 and count == 3 and epoch == 0:
-                peers._out[1].wire.close()
+            if hocket.rank() == 0 and count in range(3, 3 + times) and epoch == 0:
+                if is_for_good:
+                    peers._renew = lambda _: None
+                (peers._out[1] if count % 2 else peers._incoming[1]).wire.close()
             step_constant(model, optimizer, x)
             steps[epoch] += 1
+            longest = max(longest, 0.1 / at_work.mass)
     live, lost = peers.live, list(peers.lost)
     hocket.barrier()  # before anybody says goodbye
-    return live, lost, float(model.weight[0, 0]), steps
+    return live, lost, float(model.weight[0, 0]), longest, steps
 
 
 @pytest.mark.parametrize("strategy", KINDS)
-def test_a_broken_link_of_two_that_are_alive_holds_until_the_end_of_the_loop(pool: Pool, strategy: str) -> None:
-    found = pool.run(2, break_a_link, strategy, coordinated=True)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_nothing_is_lost_with_a_link_that_breaks(pool: Pool, strategy: str, workers: int) -> None:
+    for live, lost, value, longest, _ in pool.run(workers, break_links, strategy, 4, False, coordinated=True):
+        assert live == list(range(workers)) and not lost
+        assert value == pytest.approx(-6.0 / workers, rel=1e-9) and longest < 0.4
+
+
+@pytest.mark.parametrize("strategy", KINDS)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_two_that_cannot_reach_each_other_go_on_until_the_end_of_the_loop(
+    pool: Pool, strategy: str, workers: int
+) -> None:
+    found = pool.run(workers, break_links, strategy, 1, True, coordinated=True)
     # Workers that are busy take fewer batches of the queue, and differ by as many steps.
-    apart = 0.1 * sum(abs(one - other) for one, other in zip(found[0][3], found[1][3], strict=True))
-    for live, lost, value, _ in found:
-        assert live == [0, 1] and not lost
-        # What was under way may be lost, and weight with it: the mean is then nearer to one of the two. With push_sum,
-        # a worker that has lost half of its weight takes steps of twice the length until the end of the loop.
-        assert abs(value + 2.0) < (1.0 if "push_sum" in strategy else 0.5) + apart / 2, found
+    apart = 0.1 * sum(max(steps) - min(steps) for steps in zip(*(each[4] for each in found), strict=True))
+    for live, lost, value, longest, _ in found:
+        assert live == list(range(workers)) and not lost
+        assert abs(value + 6.0 / workers) < 0.5 + apart / 2, found  # one may have heard what the other one has not
+        assert longest < 0.4

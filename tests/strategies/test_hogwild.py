@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pool import Pool, RemoteError
+from server.serving import until
 from strategies.test_laws import OPTIMIZERS
 from strategies.test_served_queue import check, leaving_early, train
 from strategies.training import Case, alone, make, together
@@ -38,8 +40,8 @@ def test_every_sample_counts_once_and_all_have_one_model(pool: Pool, kind: str) 
 
 
 @pytest.mark.parametrize(("kind", "dies"), [(KINDS[0], 0), (KINDS[1], 2)])
-def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, kind: str, dies: int) -> None:
-    found = pool.outcomes_with_death(3, train, dies, kind, 0, dies, coordinated=True)
+def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, tmp_path: Path, kind: str, dies: int) -> None:
+    found = pool.outcomes_with_death(3, train, dies, kind, 0, dies, tmp_path / "died", coordinated=True)
     check([result for rank, result in enumerate(found) if rank != dies])
 
 
@@ -261,16 +263,20 @@ def test_what_is_not_loaded_stays_as_it_is(pool: Pool) -> None:
     assert pool.run(2, load_a_part, coordinated=True) == [[-4.0, 7.0, -4.0, 8.0]] * 2
 
 
-def without_rank_0() -> str:
+def without_rank_0(died: Path) -> str:
     model, optimizer, loader = hocket.distribute(*make(Case(), 1), strategy="hogwild")
     for count, (x, y) in enumerate(loader):
-        if hocket.rank() == 0 and count == 2:
+        if count == 2 and hocket.rank() == 0:
+            died.touch()
             os._exit(1)
+        if count == 2:  # or these two could take all batches before rank 0 has its third one
+            until(died.exists, 30)
         ((model(x) - y) ** 2).mean().backward()
         optimizer.step()
     hocket.distribute(loader=loader.original)  # needs a seed that all share
     return str(hocket.mean(1.0))
 
 
-def test_collectives_without_rank_0(pool: Pool) -> None:
-    assert pool.outcomes_with_death(3, without_rank_0, 0, coordinated=True)[1:] == ["1.0", "1.0"]
+def test_collectives_without_rank_0(pool: Pool, tmp_path: Path) -> None:
+    found = pool.outcomes_with_death(3, without_rank_0, 0, tmp_path / "died", coordinated=True)
+    assert found[1:] == ["1.0", "1.0"]

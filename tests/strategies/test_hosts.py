@@ -1,4 +1,4 @@
-"""The same laws over several hosts: shared memory inside each, Gloo between them. Here, all hosts are this machine."""
+"""The same laws over several hosts: shared memory inside each, Gloo or TCP between them. Here, all are this machine."""
 
 from typing import Any
 
@@ -30,15 +30,31 @@ def in_small_buckets(case: Case, strategy: str) -> Any:
         comm_communicator.bucket_limits = original
 
 
-def check(pool: Pool, case: Case, hosts: tuple[int, ...], strategy: str, tolerance: float = 1e-9) -> None:
+def check(
+    pool: Pool, case: Case, hosts: tuple[int, ...], strategy: str, tolerance: float = 1e-9, **settings: Any
+) -> None:
     expected = alone(case, sum(hosts))
-    assert_equal(expected, pool.run(sum(hosts), in_small_buckets, case, strategy, hosts=hosts), tolerance)
+    assert_equal(expected, pool.run(sum(hosts), in_small_buckets, case, strategy, hosts=hosts, **settings), tolerance)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_any_hosts(pool: Pool, hosts: tuple[int, ...], strategy: str) -> None:
     check(pool, Case(**ADAM), hosts, strategy)
+
+
+@pytest.mark.parametrize("hosts", [(1, 1), (2, 1)])
+def test_over_gloo(pool: Pool, hosts: tuple[int, ...]) -> None:
+    check(pool, Case(**ADAM), hosts, "mirrored", transport="gloo")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1), ("float16", 0.05)])
+def test_narrow_types_over_tcp(pool: Pool, dtype: str, tolerance: float) -> None:
+    check(pool, Case(dtype=dtype), (2, 1), "mirrored", tolerance)
+
+
+def test_encrypted(pool: Pool) -> None:
+    check(pool, Case(**ADAM), (2, 1), "mirrored", tls="on")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -110,11 +126,13 @@ def test_unfrozen_parameters_join(pool: Pool, hosts: tuple[int, ...], strategy: 
         assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(one, many, strict=True))
 
 
-def test_what_one_rank_unfreezes_alone_is_found(pool: Pool) -> None:
-    outcomes = pool.outcomes(2, unfreeze, "mirrored", 1, hosts=(1, 1))
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+def test_what_one_rank_unfreezes_alone_is_found(pool: Pool, transport: str) -> None:
+    outcomes = pool.outcomes(2, unfreeze, "mirrored", 1, hosts=(1, 1), transport=transport)
     assert {outcome.kind for outcome in outcomes} == {"MismatchError"}
     assert all("unfreezing" in outcome.message for outcome in outcomes)
-    pool.close()  # what Gloo still has under way goes with the process
+    if transport == "gloo":
+        pool.close()  # what Gloo still has under way goes with the process
 
 
 def spoil_once(on_nan: str) -> list[float]:
@@ -184,9 +202,10 @@ def differ_and_go_on() -> list[float]:
     return [float(p.detach().double().sum()) for p in model.parameters()]
 
 
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 2)])
-def test_after_a_mismatch_one_may_go_on(pool: Pool, hosts: tuple[int, ...]) -> None:
-    results = pool.run(sum(hosts), differ_and_go_on, hosts=hosts)
+def test_after_a_mismatch_one_may_go_on(pool: Pool, hosts: tuple[int, ...], transport: str) -> None:
+    results = pool.run(sum(hosts), differ_and_go_on, hosts=hosts, transport=transport)
     assert all(result == results[0] for result in results)
 
 

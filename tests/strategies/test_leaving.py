@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +68,20 @@ def by_return(model: nn.Module, optimizer: Any, loader: Any) -> None:
         train(model, optimizer, next(iterator))
 
 
+def by_attribute(model: nn.Module, optimizer: Any, loader: Any) -> None:
+    trainer = SimpleNamespace(batches=iter(loader))
+    for _ in range(STEPS):
+        train(model, optimizer, next(trainer.batches))
+    trainer.batches = None
+
+
+def by_item(model: nn.Module, optimizer: Any, loader: Any) -> None:
+    iterators = {"train": iter(loader)}
+    for _ in range(STEPS):
+        train(model, optimizer, next(iterators["train"]))
+    del iterators["train"]
+
+
 def by_wrapper(model: nn.Module, optimizer: Any, loader: Any) -> None:
     def watched() -> Iterator[Any]:
         yield from enumerate(loader, start=1)
@@ -77,7 +92,9 @@ def by_wrapper(model: nn.Module, optimizer: Any, loader: Any) -> None:
             return
 
 
-WAYS = {each.__name__: each for each in (by_break, by_islice, by_zip, by_return, by_wrapper)}
+WAYS = {
+    each.__name__: each for each in (by_break, by_islice, by_zip, by_return, by_attribute, by_item, by_wrapper)
+}  # fmt: skip
 
 
 def seen(strategy: str, way: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,5 +1,7 @@
 """The laws of the strategies with parameter servers: at one end they are mirrored, with one worker they are plain."""
 
+import contextlib
+import io
 from typing import Any
 
 import pytest
@@ -51,6 +53,24 @@ def test_bulk_synchronous_with_every_model(pool: Pool, model: str, optimizer: st
 def test_any_placement(pool: Pool, placement: str) -> None:
     case = Case(optimizer="Adam", options={"lr": 0.01}, groups=True)
     check(pool, case, 2, 3, f"bsp(placement={placement!r})")
+
+
+def placed(strategy: str) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        model = torch.nn.Linear(2, 1)
+        hocket.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy=strategy)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "factor"),
+    [("asynchronous", "0.5"), ("ssp(staleness=1, scale=3)", "3"), ("bsp", ""), ("softsync(2)", "")],
+)
+def test_the_factor_of_gradients_that_are_applied_one_by_one_is_told(pool: Pool, strategy: str, factor: str) -> None:
+    first, second = pool.run(2, placed, strategy, servers=1, verbose=True)
+    assert "partitioned of 2 parameters" in first and second == ""
+    told = f", times {factor} (scale=)\n" if factor else ""
+    assert first.partition("every gradient is applied by itself")[2] == told
 
 
 def test_over_tcp(pool: Pool) -> None:

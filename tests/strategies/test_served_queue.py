@@ -2,11 +2,13 @@
 
 import multiprocessing
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pool import Pool, RemoteError
+from server.serving import until
 from strategies.training import Case, make
 from torch.utils.data import DataLoader
 
@@ -15,8 +17,13 @@ import hocket
 EPOCHS = 2
 
 
-def train(strategy: str, processes: int, dies: int = -1) -> tuple[list[list[float]], list[torch.Tensor]]:
-    """The samples that this worker had in each epoch, and its parameters in the end; ``dies`` has one batch only."""
+def train(
+    strategy: str, processes: int, dies: int = -1, died: Path | None = None
+) -> tuple[list[list[float]], list[torch.Tensor]]:
+    """The samples that this worker had in each epoch, and its parameters in the end.
+
+    The worker ``dies`` has one batch only, and writes ``died``; the others keep their first until it has.
+    """
     case = Case()
     model, _, original = make(case, 1)
     loader: Any = DataLoader(original.dataset, case.batch, shuffle=True, num_workers=processes)
@@ -26,11 +33,14 @@ def train(strategy: str, processes: int, dies: int = -1) -> tuple[list[list[floa
     for _ in range(EPOCHS):
         seen.append([])
         for x, y in loader:
-            if hocket.rank() == dies:
+            if died is not None and hocket.rank() == dies:
                 for child in multiprocessing.active_children():  # would notice by themselves, seconds later
                     child.kill()
                     child.join()
+                died.touch()
                 os._exit(1)
+            if died is not None:  # or all batches of both epochs could be done before it has one
+                until(died.exists, 30)
             if loader.weight:  # not a repeated one, that keeps this worker in step
                 seen[-1] += x[:, 0].tolist()
             ((model(x) - y) ** 2).mean().backward()
@@ -77,8 +87,8 @@ def test_who_has_no_batch_in_an_epoch_knows_the_order_of_the_next(pool: Pool) ->
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, processes: int) -> None:
-    found = pool.outcomes_with_death(3, train, 2, "asynchronous", processes, 2, servers=1)
+def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, tmp_path: Path, processes: int) -> None:
+    found = pool.outcomes_with_death(3, train, 2, "asynchronous", processes, 2, tmp_path / "died", servers=1)
     check(found[:2])
 
 
@@ -180,18 +190,21 @@ def test_workers_in_step_may_meet_in_a_loop(pool: Pool) -> None:
     assert pool.run(2, collective_in_a_loop, "bsp", servers=1) == [[0.5] * 3] * 2
 
 
-def without_rank_0() -> str:
+def without_rank_0(died: Path) -> str:
     model, optimizer, loader = prepared("asynchronous", 12, buffers=True)
     for count, batch in enumerate(loader):
-        if hocket.rank() == 0 and count == 2:
+        if count == 2 and hocket.rank() == 0:
+            died.touch()
             os._exit(1)
+        if count == 2:  # or these two could take all batches before rank 0 has its third one
+            until(died.exists, 30)
         step(model, optimizer, batch)
     hocket.distribute(loader=DataLoader(loader.original.dataset, 2))  # needs a seed that all share
     return "done"
 
 
-def test_buffers_and_seeds_without_rank_0(pool: Pool) -> None:
-    outcomes = pool.outcomes_with_death(3, without_rank_0, 0, servers=1)
+def test_buffers_and_seeds_without_rank_0(pool: Pool, tmp_path: Path) -> None:
+    outcomes = pool.outcomes_with_death(3, without_rank_0, 0, tmp_path / "died", servers=1)
     assert outcomes[1:] == ["done", "done"]
 
 

@@ -1,5 +1,7 @@
 """Losses that are sums: P workers with batch B are one process with batch P·B, under every strategy that has a law."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +26,10 @@ def parts(workers: int, norm: bool = False) -> tuple[nn.Module, torch.optim.Opti
     return model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5), loader
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> list[torch.Tensor]:
-    for epoch in range(2):
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, epochs: Iterable[int] = range(2)
+) -> list[torch.Tensor]:
+    for epoch in epochs:
         model[0].bias.requires_grad_(epoch > 0)  # type: ignore[operator, union-attr]
         for x, y in loader:
             optimizer.zero_grad()
@@ -53,6 +57,23 @@ def test_many_workers_are_one(pool: Pool, strategy: str, servers: int) -> None:
     for found in pool.run(WORKERS, together, strategy, False, servers=servers):
         for mine, theirs in zip(one, found, strict=True):
             torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
+
+
+def resumed(strategy: str, epochs: int) -> list[torch.Tensor]:
+    model, optimizer, loader = parts(1)
+    hocket.distribute(model, optimizer, strategy=strategy, reduction="sum")
+    loader = hocket.distribute(loader=loader)
+    place = hocket.resume(model=model, optimizer=optimizer, loader=loader)
+    return train(model, optimizer, loader, range(place.epoch, epochs))
+
+
+def test_losses_are_sums_in_a_training_that_is_resumed_after_a_switch(pool: Pool, tmp_path: Path) -> None:
+    one, strategy = train(*parts(WORKERS)), "mirrored -> local_sgd(period=1) @ step 3"
+    settings: dict[str, Any] = {"checkpoint": str(tmp_path), "checkpoint_every": 4}
+    for epochs in (1, 2):
+        found = pool.run(WORKERS, resumed, strategy, epochs, **settings)
+    for mine, theirs in zip(one, found[0], strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
 
 
 def test_batch_norm_over_all_workers(pool: Pool) -> None:

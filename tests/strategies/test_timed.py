@@ -1,6 +1,7 @@
 """Rounds that last seconds: averages by samples, batches in the pace of each worker, every sample once."""
 
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import hocket
 from hocket.job.loader.timed_rounds import RoundDeal
+from hocket.job.simulated_job import SimulatedJob
 
 SHORTEST = "local_sgd(time=1e-9)"
 
@@ -71,19 +73,68 @@ def test_loops_that_are_left_early_leave_equal_replicas(pool: Pool, processes: i
         assert [len(epoch) for epoch in seen] == [15, 15]
 
 
+def prefetch(batches: Iterable[Any]) -> Iterator[Any]:
+    it = iter(batches)
+    ahead = next(it, None)
+    while ahead is not None:
+        now, ahead = ahead, next(it, None)
+        yield now
+
+
+def simulate(job: SimulatedJob, seconds: float, *, ahead: bool, leaves: int | None) -> tuple[list[Any], list[Any]]:
+    """The samples that this worker had in each epoch, and its parameters after each."""
+    model, optimizer, loader = hocket.distribute(*make(Case(samples=50, batch=2), 1))
+    seen: list[list[float]] = [[], []]
+    states: list[list[torch.Tensor]] = []
+    for epoch in range(2):
+        for step, (x, y) in enumerate(prefetch(loader) if ahead else loader, start=1):
+            seen[epoch] += x[:, 0].tolist()
+            job.compute(seconds * (1 + hocket.rank() % 2))
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if (step, hocket.rank(), epoch) == (leaves, 0, 0):
+                break
+        states.append([parameter.detach().clone() for parameter in model.parameters()])
+    return seen, states
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize(
+    ("workers", "ahead", "leaves"), [(2, True, None), (4, True, None), (2, False, 1), (3, False, 3)]
+)
+def test_who_asks_ahead_or_leaves_early_ends_the_rounds_with_the_others(
+    workers: int, ahead: bool, leaves: int | None, seconds: float
+) -> None:
+    job = SimulatedJob(workers, "local_sgd(time=0.5)")
+    found = job.run(lambda: simulate(job, seconds, ahead=ahead, leaves=leaves))
+    dataset: Any = make(Case(samples=50), 1)[2].dataset
+    for epoch in range(2):
+        assert sorted(value for seen, _ in found for value in seen[epoch]) == sorted(dataset.tensors[0][:, 0].tolist())
+        for _, states in found:
+            assert all(map(torch.equal, found[0][1][epoch], states[epoch]))
+
+
 @given(
     total=st.integers(0, 60),
     size=st.integers(1, 5),
     speeds=st.lists(st.lists(st.integers(0, 6), min_size=5, max_size=5), min_size=1, max_size=8),
     ahead=st.integers(0, 3),
+    leaves=st.lists(st.integers(1, 20), min_size=4, max_size=4),
 )
-def test_batches_are_dealt_once_whatever_the_speeds(total: int, size: int, speeds: list[list[int]], ahead: int) -> None:
+def test_batches_are_dealt_once_whatever_the_speeds_and_whoever_leaves(
+    total: int, size: int, speeds: list[list[int]], ahead: int, leaves: list[int]
+) -> None:
     deals = [RoundDeal(rank, size) for rank in range(size)]
     done: list[int] = []
     held: list[list[int]] = [[] for _ in range(size)]
     for round_number in range(1000):
         rows = []
         for rank, deal in enumerate(deals):
+            if rank < size - 1 and round_number >= leaves[rank]:
+                rows.append([deal.drawn, len(held[rank]), 1])
+                held[rank] = []
+                continue
             wanted = speeds[round_number % len(speeds)][rank] + (round_number in (0, *range(len(speeds), 1000)))
             while len(held[rank]) < wanted + ahead and (number := deal.take(1, total)) is not None:
                 held[rank].append(number)
@@ -96,6 +147,7 @@ def test_batches_are_dealt_once_whatever_the_speeds(total: int, size: int, speed
         assert all(state == states[0] for state in states)
         if over.pop():
             break
+    assert round_number < 100, "who is left gets all batches at once"
     assert sorted(done) == list(range(total))
 
 

@@ -205,6 +205,17 @@ def test_mutations_of_a_message_are_a_message_or_refused(
         pass
 
 
+def test_the_end_of_a_wire_is_seen_before_the_last_bytes_are_received() -> None:
+    with wires() as (left, right):
+        left.send(3, 1, {"a": 1})
+        assert not right.has_ended()
+        left.close()
+        assert right.has_ended()
+        assert right.receive().head == {"a": 1}
+        right.close()
+        assert right.has_ended()
+
+
 def test_a_descriptor_is_not_given_back_while_a_call_uses_it() -> None:
     """Under its number there may soon be another file, to which TLS would send its last words."""
     seen, go = threading.Event(), threading.Event()

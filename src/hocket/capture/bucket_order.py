@@ -1,11 +1,16 @@
 """The order of buckets: that in which gradients arrive, and which bucket is complete while a pass still computes.
 
-The first pass is only watched: it shows in which order gradients become ready, and whether each comes once.
+The first pass is only watched: it shows in which order gradients become ready, and whether each comes once. On a GPU
+three are, since the third one also shows how long a pass takes there; the first ones prepare much.
 """
 
 from __future__ import annotations
 
+import torch
+
 from hocket.errors import StrategyError
+
+_WATCHED_ON_GPU = 3  # passes
 
 
 class Readiness:
@@ -17,11 +22,15 @@ class Readiness:
         is_held: Whether the rest of this pass is sent only when the pass is over.
     """
 
-    def __init__(self, bucket_of: list[int], trained: list[list[int]], *, early: bool | None) -> None:
+    def __init__(
+        self, bucket_of: list[int], trained: list[list[int]], *, early: bool | None, on_gpu: bool = False
+    ) -> None:
         self._bucket_of = bucket_of
-        self._learning = early is None
+        self._to_watch = 0 if early is not None else _WATCHED_ON_GPU if on_gpu else 1  # passes
+        self._on_gpu = on_gpu
+        self._marks: list[torch.cuda.Event] = []  # in the GPU's work, at each gradient of the pass that is watched
         self._repeats = False
-        self._arrivals: list[int] = []  # indices of the gradients of the first pass, as they came
+        self._arrivals: list[int] = []  # indices of the gradients of the last watched pass, as they came
         self.is_early = bool(early)
         self.has_sent = self.is_held = False
         self.set_trained(trained)
@@ -45,10 +54,8 @@ class Readiness:
             index: The index of the parameter.
             nested: Whether the gradient came in a backward pass inside of the backward pass, and may come again.
         """
-        if self._learning:
-            self._repeats |= nested or bool(self._seen[index])
-            self._seen[index] = 1
-            self._arrivals.append(index)
+        if self._to_watch:
+            self._watch(index, nested)
             return None
         if not self.is_early:
             return None
@@ -65,9 +72,27 @@ class Readiness:
         self.has_sent = True
         return bucket
 
+    def _watch(self, index: int, nested: bool) -> None:
+        self._repeats |= nested or bool(self._seen[index])
+        if 1 not in self._seen:
+            self._arrivals, self._marks = [], []
+        self._seen[index] = 1
+        self._arrivals.append(index)
+        if self._on_gpu:
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record()
+
+    @property
+    def seconds(self) -> float:
+        """How long the GPU took from the first to the last gradient of the last watched pass; 0 without a GPU."""
+        if not self._marks:
+            return 0.0
+        self._marks[-1].synchronize()
+        return float(self._marks[0].elapsed_time(self._marks[-1])) / 1e3
+
     @property
     def order(self) -> list[int]:
-        """All parameters, by index, in the order in which they should lie in the buckets, after the first pass.
+        """All parameters, by index, in the order in which they should lie in the buckets, after the watched passes.
 
         Gradients that never arrive come first: they need not be last.
         """
@@ -75,9 +100,10 @@ class Readiness:
         return sorted(set(range(len(self._bucket_of))) - set(seen)) + seen
 
     def end(self) -> bool:
-        """A pass that was exchanged is over; whether it was the first one."""
-        first, self._learning = self._learning, False
-        if first:
+        """A pass that was exchanged is over; returns whether it was the last one to be watched."""
+        was_last = self._to_watch == 1
+        self._to_watch = max(0, self._to_watch - 1)
+        if was_last:
             self.is_early = not self._repeats
         self.begin()
-        return first
+        return was_last

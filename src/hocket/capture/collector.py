@@ -16,7 +16,7 @@ from torch import nn
 from hocket import spans
 from hocket.capture.bucket_order import Readiness
 from hocket.capture.own_gradients import OwnGradients
-from hocket.capture.slots import LARGE, Slots
+from hocket.capture.slots import Slots, is_large
 from hocket.comm.bucket_layout import Layout
 from hocket.comm.exchange import Exchange
 from hocket.errors import StrategyError
@@ -59,6 +59,7 @@ class Collector:
         self.meanwhile: Callable[[], None] | None = None  # called while gradients arrive, and a pass goes on
         self.on_forward: Callable[[object], None] | None = None  # a forward pass begins, with these inputs
         self.on_step: Callable[[], None] | None = None  # optimizer.step() has done its work, or has left it out
+        self.on_backward: Callable[[Sequence[FrameType]], None] | None = None  # a pass begins, in this call
         self._on_end = on_end
         self._check_finite = check_finite
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
@@ -108,12 +109,13 @@ class Collector:
         self.leave_out_idle()
         self.readiness = None
         if self._exchange is not None and self._exchange.overlaps:
-            self.readiness = Readiness(self._slots.bucket_of, self._slots.trained, early=early)
+            on_gpu = self.parameters[0].is_cuda
+            self.readiness = Readiness(self._slots.bucket_of, self._slots.trained, early=early, on_gpu=on_gpu)
 
-    def move(self, layout: Layout, exchange: Exchange) -> None:
-        """Collect into the slots of another exchange, which have what was collected so far."""
+    def move(self, layout: Layout, slots: Exchange | Sequence[torch.Tensor]) -> None:
+        """Collect into other slots, which have what was collected so far."""
         before = self._slots
-        self.adopt(layout, exchange)
+        self.adopt(layout, slots)
         if isinstance(before, Slots) and isinstance(self._slots, Slots):
             self._slots.take_over(before)
 
@@ -160,7 +162,7 @@ class Collector:
         for i, parameter in enumerate(self.parameters):
             if parameter.requires_grad and not self._hooked[i]:
                 self._hooked[i] = 1
-                hook = self._make_hook(i, parameter.numel() >= LARGE)
+                hook = self._make_hook(i, is_large(parameter))
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         if self.weight != 1:
             self._hook_weight()
@@ -255,8 +257,9 @@ class Collector:
         """
         if self.rests:
             return
-        task, depth = _current_task(), self._depth(sys._getframe(1))
-        if task == self._task or (by_output and depth == 0 and not self._outermost_elsewhere()):
+        task, calls = _current_task(), self._calls(sys._getframe(1))
+        depth = len(calls)
+        if task == self._task or (by_output and depth == 0 and not self._calls_elsewhere()):
             return
         if by_output and self._task is not None:
             return  # torch.autograd.grad inside of a backward pass
@@ -281,18 +284,23 @@ class Collector:
             _armed[task], _begun[task] = [], time.perf_counter()
             torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_end_all, task))
         _armed[task].append(self)
+        if self.on_backward is not None:
+            self.on_backward(calls or self._calls_elsewhere())
 
-    def _depth(self, frame: FrameType | None) -> int:
-        """How many calls of ``backward()`` a frame is in; reentrant checkpointing makes inner ones."""
-        depth = 0
+    def _calls(self, frame: FrameType | None) -> list[FrameType]:
+        """The calls of ``backward()`` that a frame is in; reentrant checkpointing makes inner ones."""
+        calls = []
         while frame is not None:
-            depth += frame.f_code is self._backward_code
+            if frame.f_code is self._backward_code:
+                calls.append(frame)
             frame = frame.f_back
-        return depth
+        return calls
 
-    def _outermost_elsewhere(self) -> bool:
-        """Whether, for a GPU, another thread waits in ``backward()``, and not in ``grad()``."""
-        return self._outermost == 0 and any(self._depth(frame) for frame in sys._current_frames().values())
+    def _calls_elsewhere(self) -> list[FrameType]:
+        """The calls of ``backward()``, and not of ``grad()``, in which other threads wait for a GPU."""
+        if self._outermost:
+            return []
+        return [call for frame in sys._current_frames().values() for call in self._calls(frame)]
 
     def end(self) -> None:
         """The backward pass is over."""

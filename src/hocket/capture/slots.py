@@ -18,6 +18,11 @@ from hocket.errors import StrategyError
 LARGE = 1 << 14  # elements from which a gradient is copied at once
 
 
+def is_large(parameter: torch.Tensor) -> bool:
+    """Whether a gradient is copied at once. On a GPU every copy costs a launch, and one launch copies many."""
+    return parameter.numel() >= LARGE and not parameter.is_cuda
+
+
 class Slots:
     """The slots of ``parameters``, laid out as ``layout``.
 
@@ -46,11 +51,12 @@ class Slots:
         check_finite: bool,
     ) -> None:
         self._names, self._parameters = names, parameters
+        self._on_gpu = bool(parameters) and parameters[0].is_cuda
         self._check_finite, self._claim = check_finite, claim
         self.views = layout.views(slots)
         self.bucket_of = [place.bucket for place in layout.places]
         members = [layout.members(bucket) for bucket in range(len(layout.buckets))]
-        runs = [layout.runs(i for i in inside if parameters[i].numel() < LARGE) for inside in members]
+        runs = [layout.runs(i for i in inside if not is_large(parameters[i])) for inside in members]
         self._flats = [[slots[b][start:end] for b, start, end in run] for run in runs]
         self._members = members
         self._frozen = bytes(len(parameters))
@@ -64,8 +70,8 @@ class Slots:
         self._frozen = bytes(not byte for byte in trained)
         self._absent = bytearray(self._frozen)
         self.trained = [[i for i in inside if trained[i]] for inside in self._members]
-        self._small = [[i for i in inside if self._parameters[i].numel() < LARGE] for inside in self.trained]
-        self._large = [[i for i in inside if self._parameters[i].numel() >= LARGE] for inside in self.trained]
+        self._small = [[i for i in inside if not is_large(self._parameters[i])] for inside in self.trained]
+        self._large = [[i for i in inside if is_large(self._parameters[i])] for inside in self.trained]
 
     def reset(self) -> None:
         """Begin anew, with nothing collected; ``missing`` stays as it is until the pass is over."""
@@ -108,6 +114,8 @@ class Slots:
             if not finished:
                 self.finish(bucket, scale)
         self.missing = bytes(self._absent)
+        if self._on_gpu:
+            self._look_at_all()
 
     def finish(self, bucket: int, scale: float) -> None:
         """Take all gradients of ``bucket`` that are not there yet."""
@@ -134,13 +142,23 @@ class Slots:
                     if gradient.layout != torch.strided:  # type: ignore[union-attr]
                         self._refuse_sparse(i)
                 raise
-        flats = self._flats[bucket] + [view for view in views if view.numel() >= LARGE]
+        flats = self._flats[bucket] + [self.views[i] for i in late if is_large(self._parameters[i])]
         if scale != 1 and flats:
             torch._foreach_mul_(flats, scale)
         if self._check_finite:
-            total = self._totals[bucket] + sum(map(_total, flats))
-            if not math.isfinite(float(total)) and self.nonfinite is None:
+            total = self._totals[bucket] = self._totals[bucket] + sum(map(_total, flats))
+            if not self._on_gpu and not math.isfinite(total) and self.nonfinite is None:
                 self.nonfinite = self._find_nonfinite(bucket)
+
+    def _look_at_all(self) -> None:
+        """Wait once for a GPU, at the end of the pass: a wait for each bucket would leave it without work.
+
+        What has been sent off may be averages by now. A value that is not finite here is not finite in these, either.
+        """
+        totals = {bucket: total for bucket, total in enumerate(self._totals) if isinstance(total, torch.Tensor)}
+        if totals and not math.isfinite(float(sum(total.double() for total in totals.values()))):
+            found = (self._find_nonfinite(bucket) for bucket, total in totals.items() if not math.isfinite(total))
+            self.nonfinite = next((index for index in found if index is not None), None)
 
     def _open(self) -> None:
         """Before the first write of a pass: wait until nobody reads the slots."""

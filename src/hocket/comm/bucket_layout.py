@@ -11,6 +11,8 @@ import torch
 _LINE = 64  # bytes; every tensor starts at a multiple, so that slices keep the alignment that kernels see
 
 _ONE_BUCKET = 1 << 20  # bytes of gradients up to which there is one bucket
+_MOST_BUCKETS = 32
+_WORTH = 0.02  # the share of a backward pass that further buckets must win
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,28 @@ def bucket_limits(total: int) -> Limits:
         return Limits(_ONE_BUCKET * 2, _ONE_BUCKET * 2)
     most = min(25 << 20, max(total // 4, 1 << 20))
     return Limits(1 << 20, most, min(1 << 20, total // 2), 1 << 18)
+
+
+def limits_by_cost(total: int, start: float, per_byte: float, computing: float) -> Limits:
+    """How large buckets are where it is known what an exchange of one takes: the time that cannot be hidden is least.
+
+    Args:
+        total: The bytes of all gradients.
+        start: Seconds that the exchange of any bucket takes.
+        per_byte: Seconds more for each byte.
+        computing: Seconds of a backward pass, in which buckets become complete one after the other.
+    """
+    whole = total * per_byte
+
+    def exposed(count: int) -> float:
+        # The last bucket is complete when the pass is over; before, exchanges may have to wait for each other.
+        return max(start + whole / count, count * start + whole - computing * (count - 1) / count)
+
+    counts = range(1, max(1, min(_MOST_BUCKETS, total // _ONE_BUCKET)) + 1)
+    least = min(map(exposed, counts))
+    count = next(count for count in counts if exposed(count) <= least + _WORTH * computing)
+    size = -(-total // count)
+    return Limits(size, size)
 
 
 class Layout:

@@ -8,7 +8,7 @@ import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
@@ -16,15 +16,21 @@ import torch
 
 from hocket.comm.algorithms import choose
 from hocket.comm.algorithms.network_reductions import Lane, NetworkTimes
-from hocket.comm.bucket_layout import Layout, bucket_limits
+from hocket.comm.bucket_layout import Layout, Limits, bucket_limits
+from hocket.comm.channel import Channel
 from hocket.comm.exchange import Exchange
 from hocket.comm.topology import Topology
+from hocket.errors import UsageError
 from hocket.transport.nccl import NcclGroup
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.tensor_bytes import view_bytes
 from hocket.transport.waiting import Description
 
 T = TypeVar("T")
+
+
+ConnectGpus = Callable[[int, int, int, Callable[[], None] | None], NcclGroup]
+"""Connects the GPUs of a rank, of so many, in a generation; the last argument looks whether all workers live."""
 
 
 class Communicator(ABC):
@@ -36,7 +42,13 @@ class Communicator(ABC):
     """How bytes move, in words."""
 
     changes: bool = False
-    """Whether the group goes on, with fewer workers, when a worker dies."""
+    """Whether the group goes on, with fewer workers, when a worker dies, and others may come."""
+
+    parts: bool = False
+    """Whether workers that are to leave do so in ``look``: those alone where the others go on, else all together."""
+
+    has_newcomers: bool = False
+    """Whether some workers have just come to the group, and nobody is in the middle of a batch."""
 
     generation: int = 0
     """How often the workers of the group have changed."""
@@ -61,6 +73,11 @@ class Communicator(ABC):
     def memory(self) -> SharedMemory | None:
         """The shared memory of the workers of this host, if they have any."""
         return None
+
+    @property
+    def spreads(self) -> bool:
+        """Whether workers are on several hosts, or may come to be; the same for all workers, and for ever."""
+        return self.traffic is not None
 
     @property
     @abstractmethod
@@ -91,6 +108,15 @@ class Communicator(ABC):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """The (small) data of all ranks; lengths may differ."""
 
+    def open_channel(self, name: str, ranks: Sequence[int]) -> Channel:
+        """This rank's end of the messages between some ranks, which connect when they first need it; not collective.
+
+        Args:
+            name: A name that no other channel of this communicator has; the same on all of ``ranks``.
+            ranks: This rank and the others, in the same order on all of them.
+        """
+        raise UsageError(f"groups of workers, and messages between two, are not possible here ({self.way})")
+
     def gather_data(self, mine: Any) -> list[Any]:
         """The plain data of all ranks; that of ranks which say the same is one object."""
         parts = self.gather_bytes(json.dumps(mine).encode())
@@ -108,11 +134,16 @@ class Communicator(ABC):
         """The time in seconds; a simulation has a clock of its own."""
         return time.monotonic()
 
-    def open_lane(self) -> Lane | None:
-        """What one more exchange needs to cross hosts; None if all workers are on one host."""
+    def open_lane(self, nbytes: int = 0) -> Lane | None:
+        """What one more exchange, of so many bytes, needs to cross hosts; None if all workers are on one host."""
         return None
 
-    def lay_out(self, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None) -> Layout:
+    def lay_out(
+        self,
+        tensors: Sequence[torch.Tensor],
+        order: Sequence[int] | None = None,
+        limits: Callable[[int], Limits] | None = None,
+    ) -> Layout:
         """Where ``tensors`` lie in the buckets of an exchange; not collective.
 
         What crosses a network, or leaves a GPU, travels in several buckets, so that the first can be under way while
@@ -121,11 +152,13 @@ class Communicator(ABC):
         Args:
             tensors: What is to be exchanged.
             order: The order in which the tensors lie in the buckets; by default that of ``tensors``.
+            limits: How large buckets are for so many bytes, where that has been measured.
         """
         on_gpu = any(tensor.is_cuda for tensor in tensors[:1])
-        travels = self.traffic is not None or (on_gpu and (self.size > 1 or self.nccl is not None))
-        limits = bucket_limits(sum(tensor.nbytes for tensor in tensors)) if travels else None
-        return Layout(tensors, order=order, limits=limits)
+        travels = self.spreads or (on_gpu and (self.size > 1 or self.nccl is not None))
+        limits = limits or bucket_limits
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        return Layout(tensors, order=order, limits=limits(nbytes) if travels else None)
 
     def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
         """Prepare to average tensors laid out as ``layout``, again and again.
@@ -147,8 +180,27 @@ class Communicator(ABC):
         """
         return call()
 
+    def stay(self, why: str) -> None:  # noqa: B027 - most groups never change
+        """The workers of the group cannot change, for a reason in words with its remedy; not collective.
+
+        Raises:
+            UsageError: the user has asked for a group that changes.
+        """
+
+    def begin(self) -> None:  # noqa: B027 - most groups never change
+        """Training begins; not collective."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Workers that join later do not make the calls inside this context; they get what follows from them."""
+        return nullcontext()
+
     def look(self) -> None:  # noqa: B027 - most groups never change
-        """Between two batches: notice whether workers are gone, and go on without them; not collective."""
+        """Between two batches: notice whether workers are gone, or are to join or leave, and go on with those left."""
+
+    def connect_gpus(self, connect: ConnectGpus) -> None:
+        """Connect the GPUs of all ranks, and again whenever the ranks have changed; collective."""
+        self.nccl = connect(self.rank, self.size, self.generation, None)
+        self.on_loss(self.nccl.abort)
 
     def on_loss(self, callback: Callable[[], None]) -> None:  # noqa: B027 - waits are woken by themselves
         """Have ``callback`` called, by another thread, when a rank is lost."""

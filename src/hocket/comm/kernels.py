@@ -10,13 +10,15 @@ _CHUNK = 1 << 16  # elements per thread; several passes over one chunk stay in t
 
 NARROW = (torch.bfloat16, torch.float16)  # summed in float32
 
-_PAIRWISE: dict[str, Callable[..., torch.Tensor]] = {
+PAIRWISE: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
     "product": torch.mul,
 }
-OPERATIONS = ("mean", *_PAIRWISE)
+"""What makes one value of two, by the name of the operation."""
+
+OPERATIONS = ("mean", *PAIRWISE)
 
 
 def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str) -> None:
@@ -34,7 +36,7 @@ def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str
             total += part
         out.copy_(total.div_(len(parts)) if operation == "mean" else total)
     else:
-        pairwise = _PAIRWISE["sum" if operation == "mean" else operation]
+        pairwise = PAIRWISE["sum" if operation == "mean" else operation]
         pairwise(parts[0], parts[1], out=out)
         for part in parts[2:]:
             pairwise(out, part, out=out)

@@ -17,7 +17,8 @@ on anything beforehand; instead no edge is used unless both of its ends want it:
   it. It takes part again in the next pass, which begins when all have met.
 
 In push-sum edges have one direction, so that a waiting worker must ask for the answer; it does so after a moment. What
-comes from somebody that is not waited for counts all the same, a round later: nothing that was pushed may be lost.
+comes from somebody that is not waited for counts all the same, a round later: nothing that was pushed may be lost. A
+worker keeps what it has pushed to somebody that never heard it.
 
 Lost workers are noticed when their connections end, at once if a process dies.
 """
@@ -80,6 +81,7 @@ class Rounds:
 
     Attributes:
         pushed: How many messages were sent in this pass, by rank.
+        unheard: How many messages of the last round have reached nobody.
     """
 
     def __init__(self, peers: Peers, template: Flats, timeout: float, *, pushes: bool = False) -> None:
@@ -98,6 +100,7 @@ class Rounds:
         self._rests = self._has_told = False
         self._sent = Sending(0)
         self.pushed: dict[int, int] = {}
+        self.unheard = 0
         self._arrived: dict[tuple[int, int], int] = {}  # messages that have come, by pass and rank
         self._broken: set[int] = set()  # ranks lost in this pass
         peers.handlers |= {
@@ -105,6 +108,8 @@ class Rounds:
             PeerKind.REST: self._take_rest,
         }  # fmt: skip
         peers.on_loss.append(self._lose)
+        peers.on_join.append(self._admit)
+        peers.gate = self._condition
 
     @property
     def members(self) -> list[int]:
@@ -135,6 +140,14 @@ class Rounds:
             self._started, self._expected, self._rests = (number, -1), frozenset(), self._has_told
             self._resting = {each: ranks for each, ranks in self._resting.items() if each >= number}
             self._arrived = {each: count for each, count in self._arrived.items() if each[0] >= number}
+            self._forget()
+
+    def go_on(self, number: int, turn: int) -> None:
+        """Take part, as a newcomer, from round ``turn`` of the pass on, in which others are already."""
+        with self._condition:
+            self._started, self._expected, self._rests, self._has_told = (number, turn - 1), frozenset(), False, False
+            for when in [when for when in {*self._mail, *self._wants} if when <= self._started]:
+                self._answer(when, ())
             self._forget()
 
     def rest(self, *, for_good: bool) -> None:
@@ -205,6 +218,7 @@ class Rounds:
                 f"a worker has not taken what was sent to it in round {when[1]} within {self._timeout:g} s: see their "
                 "output, or give them more time with --timeout"
             )
+        self.unheard = self._sent.unheard
         return found
 
     def await_pushes(self, counts: Mapping[int, int]) -> None:
@@ -319,6 +333,21 @@ class Rounds:
         flats = flats if flats is not None else [torch.empty_like(flat) for flat in self._template]
         wire.receive_into(as_bytes(flats))
         return flats
+
+    def _admit(self, rank: int) -> None:
+        """A newcomer has come: what is known of a worker that had its rank is over."""
+        with self._condition:
+            self._broken.discard(rank)
+            self.pushed.pop(rank, None)
+            self._arrived = {each: count for each, count in self._arrived.items() if each[1] != rank}
+            for resting in self._resting.values():
+                resting.pop(rank, None)
+            for mail in self._mail.values():
+                if (arrival := mail.pop(rank, None)) is not None:
+                    self._keep_late(arrival)
+            for when, waiting in [*self._skips.items(), *self._wants.items()]:
+                if when > self._started:
+                    waiting.discard(rank)
 
     def _lose(self, rank: int) -> None:
         with self._condition:

@@ -6,6 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from hocket.messages import Message
@@ -25,24 +26,28 @@ class Sending:
 
     Args:
         count: How many messages there are.
-        then: Called when all of them are out, or will never be.
+        then: Called when all of them were heard, or will never be.
+
+    Attributes:
+        unheard: How many will never be heard.
     """
 
     def __init__(self, count: int, then: Callable[[], None] | None = None) -> None:
-        self._left, self._then = count, then
+        self._left, self._then, self.unheard = count, then, 0
         self._condition = threading.Condition()
 
-    def note(self) -> None:
-        """One message is out, or will never be."""
+    def note(self, *, heard: bool = True) -> None:
+        """The other worker has one of the messages, or will never have it."""
         with self._condition:
             self._left -= 1
+            self.unheard += not heard
             self._condition.notify_all()
             is_last = self._left == 0
         if is_last and self._then is not None:
             self._then()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until all messages are out; False if that takes too long."""
+        """Wait until nothing is under way; False if that takes too long."""
         with self._condition:
             return self._condition.wait_for(lambda: self._left <= 0, timeout)
 
@@ -56,6 +61,8 @@ class Peers(ABC):
         rank: The rank of this worker.
         handlers: The handler of each kind of message.
         on_loss: Called, by any thread, when a worker is gone.
+        on_join: Called, by any thread, when a new worker has come, before anything is sent to it.
+        gate: Is entered while a new worker comes: whoever holds it sees one state of affairs.
         lost: When the loss of each lost worker was noticed, by rank.
     """
 
@@ -63,6 +70,8 @@ class Peers(ABC):
         self.rank = rank
         self.handlers: dict[int, Handler] = {}
         self.on_loss: list[Callable[[int], None]] = []
+        self.on_join: list[Callable[[int], None]] = []
+        self.gate: AbstractContextManager[Any] = nullcontext()
         self.lost: dict[int, float] = {}
 
     @abstractmethod
@@ -84,6 +93,17 @@ class Peers(ABC):
         Raises:
             JobError: a link cannot be made; on all ranks.
         """
+
+    def where(self) -> dict[int, dict[str, Any]]:
+        """Where each worker that is there is reached, as plain data for a newcomer."""
+        raise NotImplementedError
+
+    def enter(self, where: Mapping[int, dict[str, Any]]) -> None:
+        """Connect this newcomer with all workers in ``where``, which connect to it; not collective.
+
+        A worker that cannot be reached is lost.
+        """
+        raise NotImplementedError
 
     @property
     @abstractmethod

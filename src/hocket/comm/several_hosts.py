@@ -1,4 +1,4 @@
-"""Collectives over several hosts: Gloo between them, shared memory inside each.
+"""Collectives over several hosts: Gloo or TCP between them, shared memory inside each.
 
 Every collective begins with one message of a fixed length to all ranks, in which they compare what they came for.
 Small tensors travel in that message. Large ones are first added up on each host, and local rank i carries slice i of
@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from hocket.comm.algorithm_choice import MOST
 from hocket.comm.algorithms.network_reductions import Lane, NetworkTimes
 from hocket.comm.bucket_layout import cut
+from hocket.comm.channel import Channel, Channels
 from hocket.comm.communicator import Communicator, describe, named, through_cpu
 from hocket.comm.kernels import NARROW, reduce_into
+from hocket.comm.link_measurement import measure
+from hocket.comm.link_model import LinkModel
+from hocket.comm.tcp_group import TcpGroup
 from hocket.comm.topology import Topology
 from hocket.errors import MismatchError, UsageError
 from hocket.transport.gate import signature
-from hocket.transport.process_group import ProcessGroup, Watcher
+from hocket.transport.network_group import NetworkGroup, Watcher
 from hocket.transport.waiting import Description, ranks, say
 
 _MESSAGE = 1024  # bytes of the first message
@@ -28,26 +35,46 @@ _HEAD = struct.Struct("<qqq8x")  # signature, payload, length of the data that f
 _ROOM = _MESSAGE - _HEAD.size
 _GLOO = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8)
 _HAND = "collectives"
+_FEW = 16  # hosts up to which a run's record has the rate of each link
+_WORTH_MEASURING = 1 << 20  # bytes of an exchange from which on the links are measured
 
-Groups = Callable[[str, list[int]], ProcessGroup]
+Groups = Callable[[str, list[int]], NetworkGroup]
 """Makes a group of some ranks by a name of its own; called by all of them."""
 
 
 class HostsCommunicator(Communicator):
     """The workers of a job on several hosts.
 
+    Args:
+        topology: Which rank is on which host.
+        local: The workers of this host.
+        watch: Tells which rank is missing.
+        groups: Makes groups of ranks on different hosts.
+        channels: Makes what carries messages between any ranks.
+        between: How bytes move in these groups, in words.
+
     Attributes:
         traffic: The times of this worker's exchanges.
     """
 
-    def __init__(self, topology: Topology, local: Communicator, watch: Watcher, groups: Groups) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        local: Communicator,
+        watch: Watcher,
+        groups: Groups,
+        channels: Channels,
+        between: str = "Gloo",
+    ) -> None:
         self._topology, self._local = topology, local
         self.traffic: NetworkTimes = NetworkTimes(topology.name_of(topology.rank))
         self.rank, self.size = topology.rank, topology.size
-        self.way = "Gloo" if max(map(len, topology.hosts)) == 1 else "shared memory, and Gloo between hosts"
-        self._watch, self._groups = watch, groups
+        self.way = between if max(map(len, topology.hosts)) == 1 else f"shared memory, and {between} between hosts"
+        self._watch, self._groups, self._channels = watch, groups, channels
         self._number = itertools.count()
-        self._made: list[ProcessGroup] = []
+        self._made: list[NetworkGroup] = []
+        self._open: list[tuple[Channel, Sequence[int]]] = []  # with the ranks between which it carries messages
+        self._model: LinkModel | None = None
         self._world = self._group("all", list(range(self.size)))
         self._column = self._new_column()
 
@@ -132,9 +159,48 @@ class HostsCommunicator(Communicator):
             parts = [row[_HEAD.size :] for row in rows]
         return [part[:length] for part, length in zip(parts, lengths, strict=True)] if self.rank == root else []
 
-    def open_lane(self) -> Lane:
-        name = f"exchange {next(self._number)}"
-        return Lane(self.topology, self._new_column(), self.traffic, lambda: self._watch.enter(name), self._compare)
+    def open_lane(self, nbytes: int = 0) -> Lane:
+        name, column = f"exchange {next(self._number)}", self._new_column()
+        # Not before a large exchange, unless sites are needed in any case.
+        if isinstance(column, TcpGroup) and (nbytes > _WORTH_MEASURING or column.choice.asked == "hierarchical"):
+            self._learn_links(column)
+        return Lane(self.topology, column, self.traffic, lambda: self._watch.enter(name), self._compare)
+
+    def _learn_links(self, column: TcpGroup) -> None:
+        """Have sums take the algorithms that suit the links between the members of ``column``, who all call this."""
+        if not 1 < column.size <= MOST:
+            return
+        if self._model is None:
+            found: list[LinkModel] = []
+            column.run(lambda links: found.append(measure(links)), 0, "measuring the links between the hosts")
+            self._model = found[0]
+            self.traffic.links = self._model.describe()
+            if column.choice.asked == "hierarchical" and not self._model.has_sites and self.rank == 0:
+                print(
+                    "hocket: --algorithm hierarchical: no host is closer to some hosts than to others "
+                    f"({self.traffic.links}), so sums go round one ring of all hosts",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if self._model.size <= _FEW:
+                self.traffic.rates = [[round(rate / 1e6, 1) for rate in row] for row in self._model.rates]
+        for group in (column, self._column, self._world):
+            if isinstance(group, TcpGroup) and group.size == column.size:
+                group.choice.learn(self._model)
+        for channel, ranks_ in self._open:
+            self._teach(channel, ranks_)
+
+    def _teach(self, channel: Channel, ranks_: Sequence[int]) -> None:
+        """Have collectives between some ranks take what suits their links, if the links of all of them are known."""
+        column = self.topology.columns[self.topology.local_rank] if self._model is not None else ()
+        if self._model is not None and set(ranks_) <= set(column):
+            channel.choice.learn(self._model.of([column.index(rank) for rank in ranks_]))
+
+    def open_channel(self, name: str, ranks: Sequence[int]) -> Channel:
+        channel = self._channels(name, ranks)
+        self._open.append((channel, ranks))
+        self._teach(channel, ranks)
+        return channel
 
     def on_loss(self, callback: Callable[[], None]) -> None:
         self._watch.on_loss = callback
@@ -143,16 +209,21 @@ class HostsCommunicator(Communicator):
         self._watch.leave(failed)
         for group in self._made:
             group.close()
+        for channel, _ in self._open:
+            channel.close()
         self._made.clear()
-        self._groups = _no_more_groups  # which also lets go of the store
+        self._open.clear()
+        self._groups = self._channels = _no_more_groups  # which also lets go of the store
         self._local.leave(failed)
 
-    def _group(self, name: str, members: list[int]) -> ProcessGroup:
+    def _group(self, name: str, members: list[int]) -> NetworkGroup:
         made = self._groups(name, members)
+        if isinstance(made, TcpGroup):
+            made.uses = self.traffic.uses
         self._made.append(made)
         return made
 
-    def _new_column(self) -> ProcessGroup | None:
+    def _new_column(self) -> NetworkGroup | None:
         """A new group of the ranks that carry the same slice as this rank; None if this rank carries none."""
         number = next(self._number)
         for i, column in enumerate(self.topology.columns):
@@ -232,7 +303,7 @@ class HostsCommunicator(Communicator):
         return cut(flat.numel(), flat.dtype, len(self.topology.columns))
 
 
-def _no_more_groups(name: str, members: list[int]) -> ProcessGroup:
+def _no_more_groups(name: str, members: Sequence[int]) -> Any:
     raise UsageError("this worker has left the job")
 
 

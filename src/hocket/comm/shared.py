@@ -1,21 +1,26 @@
 """Collectives over shared memory: every rank writes a slot, then reads the others'.
 
-Two ways. *Direct*: one meeting, then every rank reduces all slots by itself; least latency, and least
+Two ways. *One-phase*: one meeting, then every rank reduces all slots by itself; least latency, and least
 traffic for two ranks. *Two-phase*: every rank reduces its own slice into one shared result, and a second
 meeting publishes it; each byte is read about three times however many ranks there are.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
 
-from hocket.comm.algorithms.memory_reductions import DIRECT_BYTES, SharedBuffer
+from hocket.comm.algorithms.memory_reductions import ONE_PHASE_BYTES, SharedBuffer
 from hocket.comm.bucket_layout import Bucket, Place, cut
+from hocket.comm.channel import Channel
 from hocket.comm.communicator import Communicator, describe, named, through_cpu
+from hocket.comm.group_watch import HostWatch
 from hocket.comm.kernels import reduce_into
+from hocket.comm.tcp_group import TcpGroup
 from hocket.transport.gate import signature
+from hocket.transport.member_links import Links
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.waiting import Description
 
@@ -32,6 +37,7 @@ class SharedCommunicator(Communicator):
         self.transport = transport
         self.rank, self.size = transport.rank, transport.size
         self._scratch: list[SharedBuffer] = []
+        self._channels: list[Channel] = []
         self._scratch_bytes = max(_SCRATCH, self.size * _SCRATCH_PER_RANK)
 
     @property
@@ -45,14 +51,14 @@ class SharedCommunicator(Communicator):
     @through_cpu
     def allreduce(self, tensor: torch.Tensor, operation: str) -> None:
         what = named(f"allreduce of {describe(tensor)}, {operation}")
-        direct = self.size == 2 or tensor.nbytes <= DIRECT_BYTES
+        one_phase = self.size == 2 or tensor.nbytes <= ONE_PHASE_BYTES
         for part in self._parts(tensor):
             buffer = self._reserve()
             slots = [_as(s[0], part) for s in buffer.slots]
             slots[self.rank].copy_(part)
             number = signature(what)
             self.transport.meet(number, 0, what)
-            if direct:
+            if one_phase:
                 reduce_into(part, slots, operation)
                 continue
             result = _as(buffer.results[0], part)
@@ -115,7 +121,20 @@ class SharedCommunicator(Communicator):
         tensors = [area.tensor(p.start * dtype.itemsize, p.count, dtype).as_strided(p.shape, p.stride) for p in places]
         return area.tensor(0, count, dtype), tensors
 
+    def open_channel(self, name: str, ranks: Sequence[int]) -> Channel:
+        gate, rank = self.transport.gate, ranks.index(self.rank)
+        watch = HostWatch(gate, ranks)
+        sockets = [_socket(gate.secret, name, each) for each in range(len(ranks))]
+        links = Links(name, rank, len(ranks), gate.secret, "", lambda _: False, socket=sockets[rank])
+        everyone = [{"socket": each} for each in sockets]
+        group = TcpGroup.connect_later(links, watch, lambda *_: everyone, watch.look_for_all)
+        self._channels.append(group)
+        return group
+
     def leave(self, failed: bool) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._channels.clear()
         self.transport.leave(failed)
 
     def _parts(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -131,6 +150,11 @@ class SharedCommunicator(Communicator):
             self._scratch = [self.buffer([bucket], "collectives", result=True) for _ in range(2)]
         self._scratch.reverse()
         return self._scratch[0]
+
+
+def _socket(secret: bytes, name: str, member: int) -> str:
+    """The name of a member's socket, which only those know who have the secret."""
+    return f"hocket-{hashlib.blake2b(f'{name} {member}'.encode(), key=secret, digest_size=16).hexdigest()}"
 
 
 def _as(raw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from hocket.comm.algorithm_choice import Choice
 from hocket.comm.bucket_layout import Layout
+from hocket.comm.channel import Begun, Carry, Channel
 from hocket.comm.communicator import describe, named
 from hocket.comm.exchange import Algorithm, Exchange, Ticket
 from hocket.comm.kernels import average_into, reduce_into
 from hocket.comm.shared import SharedCommunicator
 from hocket.transport.gate import signature
-from hocket.transport.simulated import Speed
+from hocket.transport.simulated import Simulation, Speed
+from hocket.transport.simulated_links import SimulatedLinks, SimulatedWires
 from hocket.transport.simulated_memory import SimulatedMemory
+from hocket.transport.waiting import Description
 
 
 class SimulatedCommunicator(SharedCommunicator):
@@ -62,6 +67,12 @@ class SimulatedCommunicator(SharedCommunicator):
         found: list[bytes] = self.together("an exchange of descriptions", data, list, len(data) * self.size)
         return list(found)
 
+    def open_channel(self, name: str, ranks: Sequence[int]) -> Channel:
+        host = self._simulated.host
+        if name not in host.wires:
+            host.wires[name] = SimulatedWires(host.simulation, len(ranks), self._speed)
+        return SimulatedChannel(host.simulation, SimulatedLinks(host.wires[name], ranks.index(self.rank)))
+
     def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
         return Exchange(layout, [SimulatedMean(self, self._simulated, layout) for _ in range(turns)])
 
@@ -76,6 +87,61 @@ class SimulatedCommunicator(SharedCommunicator):
         """Let virtual time pass."""
         if seconds > 0:
             self._simulated.host.simulation.sleep(seconds)
+
+
+class SimulatedChannel:
+    """One simulated worker's end of the messages between some; see ``Channel``."""
+
+    def __init__(self, simulation: Simulation, links: SimulatedLinks) -> None:
+        self._simulation, self._links = simulation, links
+        self.choice = Choice("auto", links.size)
+        self._last: SimulatedWork | None = None
+
+    def run(self, call: Carry, nbytes: int, what: Description) -> None:
+        if self._last is not None:
+            self.wait(self._last, what)
+        call(self._links)
+        self._links.flush()
+
+    def start(self, call: Carry) -> Begun:
+        self._last = SimulatedWork(self._simulation, call, self._links, self._last)
+        return self._last
+
+    def wait(self, work: Begun, what: Description) -> None:
+        assert isinstance(work, SimulatedWork)
+        work.task.result()
+
+    def close(self) -> None:
+        """Nothing to do: what is under way ends with the simulation."""
+
+
+class SimulatedWork:
+    """A call that a simulated thread of its own carries out, after those before it."""
+
+    def __init__(
+        self, simulation: Simulation, call: Carry, links: SimulatedLinks, previous: SimulatedWork | None
+    ) -> None:
+        self._condition, self._is_over = simulation.condition(), False
+
+        def carry_out() -> None:
+            if previous is not None:
+                previous.wait(math.inf)
+            try:
+                call(links)
+                links.flush()
+            finally:
+                with self._condition:
+                    self._is_over = True
+                    self._condition.notify_all()
+
+        self.task = simulation.start(carry_out, "a collective")
+
+    def is_completed(self) -> bool:
+        return self._is_over
+
+    def wait(self, seconds: float) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: self._is_over, seconds)
 
 
 class SimulatedMean(Algorithm):

@@ -57,7 +57,7 @@ class SimulatedPeers(Peers):
     ) -> None:  # fmt: skip
         network, data = self._network, b"".join(parts)
         if sent is not None:
-            sent.note()
+            sent.note(heard=rank in network.workers)
         if rank not in network.workers:
             return
         message = Message(kind, 0, sequence, json.loads(json.dumps(head)), len(data))

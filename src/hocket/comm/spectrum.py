@@ -31,6 +31,9 @@ def gap(graph: Graph, members: int, *, push_sum: bool = False) -> float:
 
 def second(matrix: Sequence[Sequence[float]]) -> float:
     """The absolute value of the second largest eigenvalue of a matrix that keeps the mean."""
-    wide = torch.tensor(matrix, dtype=torch.float64)
-    found = sorted(torch.linalg.eigvals(wide).abs().tolist(), reverse=True)[1]
-    return float(found) if found > 1e-12 else 0.0
+    # Without the mean, whose eigenvalue is 1 and becomes 0, the others are as they were. With it, where many of them
+    # are equal, as on a complete graph, some processors find none.
+    rest = torch.tensor(matrix, dtype=torch.float64) - 1 / len(matrix)
+    rest[rest.abs() < 1e-14] = 0.0
+    found = float(torch.linalg.eigvals(rest).abs().max()) if rest.any() else 0.0
+    return found if found > 1e-12 else 0.0

@@ -1,34 +1,51 @@
 """Links between real workers, over sockets: each has a door, and a wire to the door of every other worker.
 
 A wire carries messages one way: a thread of its own sends them, in the order in which they were given, and a thread at
-the other end receives them. A thread that receives never sends (it leaves that to the threads that do), so that two
-workers which both have much to say cannot block each other. A worker whose wire ends has died, or has said goodbye.
+the other end receives them (see ``outgoing``). A thread that receives sends nothing but how many messages it has heard
+(it leaves the rest to the threads that send), so that two workers which both have much to say cannot block each other.
+
+A wire that breaks is made anew at once, and goes on after the last message that was heard: every message is heard once.
+A worker to which no wire can be made has died, or has said goodbye. A newcomer makes wires to all others, and says on
+each where it is reached: before it is heard there, a wire leads back to it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from hocket.comm.outgoing import WELCOME, Item, Outgoing
 from hocket.comm.peers import Gather, Peers, Sending
 from hocket.config import Config
 from hocket.errors import JobError
-from hocket.transport import door, handoff, tls
+from hocket.transport import door, tls
 from hocket.transport.area import Area
 from hocket.transport.door import Door
+from hocket.transport.requests import encrypted, reach
 from hocket.transport.wire import Closed, Wire, until
 
 _RETRY = 0.02
 _KNOCK = 10.0  # seconds in which another worker must let this one in
+_AGAIN = 1.0  # seconds in which a wire that broke can be made anew
 _GOODBYE = 1.0  # seconds in which messages that were given to be sent still are
-_WELCOME = 0  # the one message that goes the other way: this worker is heard
+_HELLO = 0  # the first message on a wire: to which link it belongs
+
+
+@dataclass
+class _Incoming:
+    """What another worker says to this one, over all wires of one link."""
+
+    link: str
+    wire: Wire
+    heard: int = 0  # messages
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held by the thread that hears
 
 
 class WirePeers(Peers):
@@ -43,10 +60,11 @@ class WirePeers(Peers):
         super().__init__(config.rank)
         self._config, self._secret = config, secret
         self._doors: list[Door] = []
-        self._out: dict[int, _Outgoing] = {}
-        self._incoming: dict[int, Wire] = {}
+        self._out: dict[int, Outgoing] = {}
+        self._incoming: dict[int, _Incoming] = {}
         self._where: dict[int, dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self._coming = threading.Lock()  # held while a newcomer is welcomed
         self._is_closed = False
         self._is_connecting = True  # until all are connected, a wire may end, and another take its place
         self._process = os.getpid()
@@ -74,6 +92,22 @@ class WirePeers(Peers):
         gather("gossip: links that are lost", b"")
         self._connect(others, gather)
 
+    def where(self) -> dict[int, dict[str, Any]]:
+        return {rank: self._where[rank] for rank in self.live}
+
+    def enter(self, where: Mapping[int, dict[str, Any]]) -> None:
+        mine = self._where[self.rank]
+        with self._lock:
+            self._where |= where
+            self._is_connecting = True
+        others = [rank for rank in where if rank != self.rank]
+        failures = self._reach_all(others, {"where": mine})
+        with self._lock:
+            self._is_connecting = False
+            ended = [rank for rank in others if rank not in self._incoming or rank in failures]
+        for rank in ended:
+            self._lose(rank)
+
     @property
     def live(self) -> list[int]:
         with self._lock:
@@ -91,9 +125,9 @@ class WirePeers(Peers):
             out = self._out.get(rank)
         if out is None:
             if sent is not None:
-                sent.note()
+                sent.note(heard=False)
             return
-        out.put(_Item(kind, sequence, head, parts, sent, area))
+        out.put(Item(kind, sequence, head, parts, sent, area))
 
     def close(self) -> None:
         if self._is_closed or self._process != os.getpid():
@@ -109,8 +143,8 @@ class WirePeers(Peers):
             out.close(deadline)
         for each in self._doors:
             each.close()
-        for wire in list(self._incoming.values()):
-            wire.close()
+        for incoming in list(self._incoming.values()):
+            incoming.wire.close()
 
     def _join(self, gather: Gather) -> None:
         said = json.dumps(self._open()).encode()
@@ -118,15 +152,7 @@ class WirePeers(Peers):
         self._connect([rank for rank in self._where if rank != self.rank], gather)
 
     def _connect(self, others: Sequence[int], gather: Gather) -> None:
-        failures: dict[int, str] = {}
-        for rank in others:
-            try:
-                wire = self._reach(rank)
-            except JobError as error:
-                failures[rank] = str(error)
-            else:
-                with self._lock:
-                    self._out[rank] = _Outgoing(rank, wire, self._lose_outgoing)
+        failures = self._reach_all(others, {})
         told = gather("gossip: links between workers", json.dumps(failures).encode())
         with self._lock:
             self._is_connecting = False
@@ -140,21 +166,47 @@ class WirePeers(Peers):
                         f"rank {rank} cannot reach rank {other}, and gossip goes from worker to worker: {why}"
                     )
 
-    def _reach(self, rank: int) -> Wire:
-        """A wire on which the other worker has said that it hears this one; if it was too busy, a new one."""
-        deadline = time.monotonic() + min(self._config.timeout, _KNOCK)
+    def _reach_all(self, others: Sequence[int], said: dict[str, Any]) -> dict[int, str]:
+        """Make a link to each of ``others``, to which something is said; why that has failed, by rank."""
+        failures: dict[int, str] = {}
+        for rank in others:
+            link = secrets.token_hex(8)
+            try:
+                wire, _ = self._reach(rank, self._where[rank], {**said, "link": link}, _KNOCK)
+            except JobError as error:
+                failures[rank] = str(error)
+            else:
+                with self._lock:
+                    self._out[rank] = Outgoing(rank, link, wire, self._renew, self._lose_outgoing)
+        return failures
+
+    def _reach(self, rank: int, where: dict[str, Any], said: dict[str, Any], seconds: float) -> tuple[Wire, int]:
+        """A wire on which the other worker has said how much it has heard; if it was too busy, a new one."""
+        deadline = time.monotonic() + min(self._config.timeout, seconds)
         while True:
-            wire = self._knock(self._where[rank], deadline)
+            wire = reach(self._config, self._secret, self.rank, where, deadline, waits=False)
             try:
                 wire.connection.settimeout(until(deadline))
-                wire.receive()
+                wire.send(_HELLO, 0, said)
+                message = wire.receive()
                 wire.connection.settimeout(None)
-                return wire
+                return wire, message.sequence
             except (Closed, TimeoutError) as error:
                 wire.close()
                 if time.monotonic() > deadline:
                     raise JobError(f"it does not answer ({error})") from None
                 time.sleep(_RETRY)
+
+    def _renew(self, out: Outgoing) -> tuple[Wire, int] | None:
+        """A new wire in the place of one that broke; None if the other worker is gone."""
+        with self._lock:  # a newcomer with the same rank is elsewhere
+            where, is_known = self._where[out.rank], self._out.get(out.rank) is out
+        if self._is_closed or not is_known:
+            return None
+        try:
+            return self._reach(out.rank, where, {"link": out.link}, _AGAIN)
+        except JobError:
+            return None
 
     def _open(self) -> dict[str, Any]:
         config = self._config
@@ -168,129 +220,95 @@ class WirePeers(Peers):
             make(door.listen_here(said["socket"]))
         if config.host_address is not None or not self._doors:
             address = config.host_address or "127.0.0.1"
-            make(door.listen(address, 0), *(tls.make_context() if self._encrypts(address) else ()))
+            make(door.listen(address, 0), *(tls.make_context() if encrypted(address, config) else ()))
             said |= {"address": address, "port": self._doors[-1].port}
         return said
 
-    def _knock(self, said: dict[str, Any], deadline: float) -> Wire:
-        config = self._config
-        beside = config.rendezvous is not None and str(said["socket"]).startswith(f"{config.rendezvous}-worker-")
-        if beside and config.transport != "gloo":
-            return door.knock_here(said["socket"], self._secret, self.rank, deadline)
-        address = said["address"]
-        return door.knock(address, said["port"], self._secret, self.rank, deadline, encrypted=self._encrypts(address))
-
-    def _encrypts(self, address: str) -> bool:
-        return self._config.tls == "on" or (self._config.tls == "auto" and not door.is_loopback(address))
-
     def _let_in(self, wire: Wire, rank: int) -> None:
         """Hear a worker until its wire ends."""
-        with self._lock:
-            before = self._incoming.get(rank)
-            is_known = 0 <= rank < self._config.size and rank not in self.lost
-            if not is_known or self._is_closed or (before is not None and not self._is_connecting):
-                return
-            self._incoming[rank] = wire
-        if before is not None:
-            before.close()  # a wire that the other worker has given up
         try:
-            wire.send(_WELCOME, 0, {})
-            while True:
-                message = wire.receive()
-                self.handlers[message.kind](rank, message, wire)
-        except Closed:
-            pass
-        except Exception as error:  # any kind of error may come from outside
-            if not self._is_closed:
-                print(f"hocket: a message of rank {rank} was refused: {error!r}", file=sys.stderr, flush=True)
-        with self._lock:
-            is_lost = self._incoming.get(rank) is wire  # else there is a new link
-            if is_lost and self._is_connecting:
-                is_lost = False
-                self._incoming.pop(rank)
-        if is_lost:
-            self._lose(rank)
+            wire.connection.settimeout(_KNOCK)
+            said = wire.receive().head
+            link, where = str(said["link"]), said.get("where")
+            wire.connection.settimeout(None)
+        except (JobError, OSError, KeyError):
+            return
+        if where is not None and not self._welcome(rank, link, wire, where):
+            return
+        incoming = self._find(link, wire, rank)
+        if incoming is None:
+            return
+        with incoming.lock:  # whoever has heard the wire before this one has come to an end
+            try:
+                wire.send(WELCOME, incoming.heard, {})
+                while True:
+                    message = wire.receive()
+                    self.handlers[message.kind](rank, message, wire)
+                    incoming.heard += 1
+                    wire.send(WELCOME, incoming.heard, {})
+            except (Closed, OSError):  # a worker that lives makes another wire; who sends to it knows if it does not
+                return
+            except Exception as error:  # any kind of error may come from outside
+                if not self._is_closed:
+                    print(f"hocket: a message of rank {rank} was refused: {error!r}", file=sys.stderr, flush=True)
+        self._lose(rank)
 
-    def _lose_outgoing(self, out: _Outgoing) -> None:
+    def _welcome(self, rank: int, link: str, wire: Wire, where: dict[str, Any]) -> bool:
+        """A newcomer has come, and is reached ``where`` it says: connect to it; whether that was possible."""
+        with self._coming:
+            with self._lock:
+                known = self._incoming.get(rank)
+                if known is not None and known.link == link:
+                    return True  # its wire broke at once, and this is another one
+            self._lose(rank)  # the worker before it with its rank, if nobody has noticed its end
+            back = secrets.token_hex(8)
+            try:
+                out_wire, _ = self._reach(rank, where, {"link": back}, _KNOCK)
+            except JobError:
+                return False
+            with self.gate:
+                for callback in self.on_join:
+                    callback(rank)
+                with self._lock:
+                    if self._is_closed:
+                        out_wire.close()
+                        return False
+                    self.lost.pop(rank, None)
+                    self._where[rank], self._incoming[rank] = where, _Incoming(link, wire)
+                    self._out[rank] = Outgoing(rank, back, out_wire, self._renew, self._lose_outgoing)
+        return True
+
+    def _find(self, link: str, wire: Wire, rank: int) -> _Incoming | None:
+        """To what a new wire belongs; None if it is not wanted."""
+        with self._lock:
+            is_one = 0 <= rank < self._config.size or rank in self._where
+            if not is_one or rank in self.lost or self._is_closed:
+                return None
+            found = before = self._incoming.get(rank)
+            if found is None or found.link != link:
+                if not self._is_connecting:
+                    return None
+                found = self._incoming[rank] = _Incoming(link, wire)
+            ended = before.wire if before is not None else None
+            found.wire = wire
+        if ended is not None and ended is not wire:
+            ended.close()  # a wire that the other worker has given up
+        return found
+
+    def _lose_outgoing(self, out: Outgoing) -> None:
         if self._out.get(out.rank) is out:
             self._lose(out.rank)
 
     def _lose(self, rank: int) -> None:
-        """A wire of a worker has ended: close both wires, so that the worker notices if it is alive after all."""
+        """No wire leads to a worker: close both, so that the worker notices if it is alive after all."""
         with self._lock:
-            out, wire = self._out.pop(rank, None), self._incoming.get(rank)
+            out, incoming = self._out.pop(rank, None), self._incoming.get(rank)
             if self._is_closed or rank in self.lost:
                 return
             self.lost[rank] = time.monotonic()
         if out is not None:
-            out.end()
-            out.wire.close()
-        if wire is not None:
-            wire.close()
+            out.stop()
+        if incoming is not None:
+            incoming.wire.close()
         for callback in self.on_loss:
             callback(rank)
-
-
-class _Outgoing:
-    """The messages to be sent to one worker, and the thread that sends them."""
-
-    def __init__(self, rank: int, wire: Wire, lose: Callable[[_Outgoing], None]) -> None:
-        self.rank, self.wire, self._lose = rank, wire, lose
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._is_broken = False
-        self._thread = threading.Thread(target=self._send, daemon=True, name=f"hocket-to-{rank}")
-        self._thread.start()
-
-    def put(self, item: _Item) -> None:
-        self._queue.put(item)
-        if self._is_broken:
-            self._drain()
-
-    def end(self) -> None:
-        """No more messages will be given."""
-        self._queue.put(None)
-
-    def close(self, deadline: float) -> None:
-        """Close the wire when all is sent, or at the monotonic time ``deadline``."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        self.wire.close()
-
-    def _send(self) -> None:
-        try:
-            while (item := self._queue.get()) is not None:
-                kind, sequence, head, parts, sent, area = item
-                try:
-                    self.wire.send(kind, sequence, head, parts)
-                    if area is not None:
-                        handoff.give(self.wire.connection, area.descriptor)
-                finally:
-                    if sent is not None:
-                        sent.note()
-        except (Closed, OSError):
-            self._lose(self)
-        except Exception as error:  # whatever it was, nothing more can be sent
-            print(f"hocket: nothing can be sent to rank {self.rank}: {error!r}", file=sys.stderr, flush=True)
-            self._lose(self)
-        self._is_broken = True
-        self._drain()
-
-    def _drain(self) -> None:
-        """Settle messages that will never be sent, so that nobody waits for them."""
-        while True:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if item is not None and item.sent is not None:
-                item.sent.note()
-
-
-class _Item(NamedTuple):
-    """A message to be sent; ``sent`` is told when it is, and ``area`` goes with it."""
-
-    kind: int
-    sequence: int
-    head: dict[str, Any]
-    parts: Sequence[memoryview]
-    sent: Sending | None
-    area: Area | None

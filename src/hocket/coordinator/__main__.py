@@ -6,12 +6,12 @@ import faulthandler
 import os
 import signal
 import sys
-import threading
 
 from hocket import config as configuration
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.errors import HocketError
 from hocket.events import NoSink, PipeSink, Sink, Stage
+from hocket.transport.waiting import await_end, hold_sigterm
 
 
 def main() -> int:
@@ -20,9 +20,8 @@ def main() -> int:
     if config.secret_fd is None:
         print("hocket: the coordinator is started by hocket run", file=sys.stderr)
         return 2
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    hold_sigterm()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     secret = os.read(config.secret_fd, 32)
     os.close(config.secret_fd)
@@ -34,7 +33,7 @@ def main() -> int:
         return 1
     hosted.service.say = lambda line: print(line, file=sys.stderr, flush=True)
     sink.put(Stage("joined"))
-    ended.wait()
+    await_end()
     hosted.close()
     return 0
 

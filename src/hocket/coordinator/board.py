@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hocket.errors import JobError
-from hocket.transport.waiting import Condition
+from hocket.transport.waiting import Condition, Note, doze
 
 _MOST_VALUE = 1 << 20  # bytes of one value
 _MOST = 64 << 20  # bytes of all keys and values
@@ -30,19 +30,19 @@ class Board:
         with self._condition:
             self._put(key, value)
 
-    def get(self, key: str, seconds: float) -> bytes | None:
+    def get(self, key: str, seconds: float, note: Note) -> bytes | None:
         """The value of ``key``; waits for it until the timeout."""
-        return self._values.get(key) if self.wait([key], seconds) else None
+        return self._values.get(key) if self.wait([key], seconds, note) else None
 
-    def wait(self, keys: Sequence[str], seconds: float) -> bool:
-        """Whether all ``keys`` have a value; waits for them until the timeout."""
+    def wait(self, keys: Sequence[str], seconds: float, note: Note) -> bool:
+        """Whether all ``keys`` have a value; waits for them until the timeout, or until who has asked is gone."""
         deadline = self._clock() + seconds
         with self._condition:
             while not all(key in self._values for key in keys):
                 left = deadline - self._clock()
                 if left <= 0:
                     return False
-                self._condition.wait(left)
+                doze(self._condition, note, left)
             return True
 
     def add(self, key: str, amount: int) -> int:

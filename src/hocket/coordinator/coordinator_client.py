@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hocket import spans
 from hocket.config import Config
 from hocket.coordinator.coordinator_service import Ask, split
-from hocket.errors import JobError
+from hocket.errors import JobError, ServerLost, TakenForDead
 from hocket.transport.area import Area
 from hocket.transport.requests import BOARD, Link, WireLink, join, reach
 from hocket.transport.wire import Wire
@@ -30,25 +30,37 @@ class Coordinator:
         workers: How many workers the job has.
         link: The connection.
         clock: Tells the time.
+        newcomer: Whether the others train already: this worker meets nobody before it has joined them.
 
     Attributes:
+        is_in: Whether this worker is one of those that meet.
         waited: Seconds that this worker has waited in meetings so far.
+        on_loss: Called when the coordinator is out of reach, or has taken this worker for dead.
         deals: The deals of the loaders whose batches are dealt out, in the order in which the loaders were made.
     """
 
     def __init__(
-        self, rank: int, workers: int, link: Link, clock: Callable[[], float] = time.monotonic
+        self,
+        rank: int,
+        workers: int,
+        link: Link,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        newcomer: bool = False,
     ) -> None:
-        self.rank, self.workers, self.link = rank, workers, link
+        self.rank, self.workers, self.link, self.is_in = rank, workers, link, not newcomer
         self.waited, self.clock = 0.0, clock
         self.deals: list[Deal] = []
+        self.on_loss: Callable[[JobError], None] = lambda _: None
         self._meetings = self._areas = self._generation = 0
 
     def gather(self, what: str, data: bytes) -> dict[int, bytes]:
-        """What all live workers give, by rank; collective."""
+        """What all live workers give, by rank; collective. A newcomer that has not joined them is alone."""
+        if not self.is_in:
+            return {self.rank: data}
         self._meetings += 1
         begin = time.perf_counter()
-        _, found = self.link.request(
+        _, found = self._request(
             Ask.GATHER, {"number": self._meetings, "what": what}, [memoryview(data)] if data else []
         )
         end = time.perf_counter()
@@ -58,8 +70,10 @@ class Coordinator:
 
     def settle(self, *, has_trained: bool, stays: bool) -> tuple[bool, bool]:
         """Wait until no worker trains: see ``Meetings.settle``."""
+        if not self.is_in:
+            return False, True
         begin = time.perf_counter()
-        answer, _ = self.link.request(Ask.SETTLE, {"has_trained": has_trained, "stays": stays})
+        answer, _ = self._request(Ask.SETTLE, {"has_trained": has_trained, "stays": stays})
         end = time.perf_counter()
         self.waited += end - begin
         spans.add(spans.WAIT, "wait until nobody trains", begin, end)
@@ -67,8 +81,62 @@ class Coordinator:
 
     def live(self) -> list[int]:
         """The workers that have neither died nor finished."""
-        ranks: list[int] = self.link.request(Ask.MEMBERSHIP, {})[0]["ranks"]
+        ranks: list[int] = self._request(Ask.MEMBERSHIP, {})[0]["ranks"]
         return ranks
+
+    def keep(self, answers: bytes, failure: str = "") -> None:
+        """Have newcomers get these answers to their calls before they train; or be told why nobody can join."""
+        self._request(Ask.KEEP, {"failure": failure}, [memoryview(answers)] if answers else [])
+
+    def kept(self) -> tuple[bytes, str]:
+        """What the workers have given to ``keep``; waits until there is something."""
+        told, answers = self._request(Ask.KEPT, {})
+        return answers, str(told["failure"])
+
+    def join(self) -> tuple[dict[str, Any], bytes]:
+        """Wait, as a newcomer, until the workers let this one in; returns what they tell and give it.
+
+        They wait for it from then on; it comes to their next meeting once ``is_in`` is set.
+        """
+        told, given = self._request(Ask.JOIN, {})
+        self._meetings = int(told["meetings"])
+        return told, given
+
+    def admit(
+        self,
+        numbers: Sequence[int],
+        told: dict[str, Any],
+        given: bytes = b"",
+        queues: Sequence[tuple[int, int]] = (),
+    ) -> tuple[int, int] | None:
+        """Let newcomers in, who then come to the next meeting.
+
+        Args:
+            numbers: Their numbers.
+            told: What they are told.
+            given: What they are given.
+            queues: The queues that are open, and their epochs: a newcomer comes in only if each has a batch for it.
+
+        Returns:
+            The number of the generation, and how many workers it has; None if there are no batches for a newcomer.
+        """
+        head = {"numbers": list(numbers), "told": {**told, "meetings": self._meetings}, "queues": list(queues)}
+        answer, _ = self._request(Ask.ADMIT, head, [memoryview(given)] if given else [])
+        return (int(answer["generation"]), int(answer["workers"])) if answer["admitted"] else None
+
+    def leave(self) -> bool:
+        """Say that this worker wants to leave, when the others can let it go; returns whether all have said so."""
+        return bool(self._request(Ask.LEAVE, {})[0]["all"])
+
+    def wanted(self) -> dict[str, list[int]]:
+        """The numbers of those that wait to join (``joining``), and of workers that want to leave (``leaving``)."""
+        told, _ = self._request(Ask.MEMBERSHIP, {})
+        return {name: [int(number) for number in told[name]] for name in ("joining", "leaving")}
+
+    def waiting(self) -> list[int]:
+        """The newcomers that wait, if this is the worker that lets them in: the first one that is left."""
+        told, _ = self._request(Ask.MEMBERSHIP, {})
+        return list(told["joining"]) if self.is_in and self.rank == min(told["ranks"], default=-1) else []
 
     def refuse(self, batches: Iterable[Sequence[int]]) -> None:
         """The servers came to know of batches (queue, epoch and number) too late: they do not count."""
@@ -77,19 +145,25 @@ class Coordinator:
                 self.deals[queue].refuse([number])
 
     def is_first(self) -> bool:
-        """Whether this is rank 0, or the lowest rank that is left."""
-        return self.rank == 0 or self.rank == min(self.live())
+        """Whether this is rank 0, or the lowest rank that is left; not for a newcomer that has not joined."""
+        return self.is_in and (self.rank == 0 or self.rank == min(self.live()))
+
+    @property
+    def is_starter(self) -> bool:
+        """Whether this worker brings the first values of what all share; a newcomer finds what the others have."""
+        return self.rank == 0 and self.is_in
 
     def begin_generation(self, generation: int) -> None:
         """The workers that are left share other memory from now on."""
         self._generation, self._areas = generation, 0
 
-    def share(self, nbytes: int) -> Area:
+    def share(self, nbytes: int, purpose: str) -> Area:
         """Memory that all workers of one host map, all zero at first; they must ask for areas in the same order.
 
         The memory stays when one of the workers dies.
         """
-        self.link.request(Ask.SHARE, {"number": self._areas, "nbytes": nbytes, "generation": self._generation})
+        head = {"number": self._areas, "nbytes": nbytes, "purpose": purpose, "generation": self._generation}
+        self._request(Ask.SHARE, head)
         self._areas += 1
         assert self.link.area is not None
         return self.link.area
@@ -98,6 +172,15 @@ class Coordinator:
         """Say goodbye."""
         self.link.close()
 
+    def _request(
+        self, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = ()
+    ) -> tuple[dict[str, Any], bytes]:
+        try:
+            return self.link.request(kind, head, parts)
+        except (ServerLost, TakenForDead) as error:
+            self.on_loss(error)
+            raise
+
 
 def open_board(config: Config, secret: bytes) -> Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]:
     """Ask the coordinator's board (see ``Board``), over a connection beside the worker's own; any thread may.
@@ -105,7 +188,7 @@ def open_board(config: Config, secret: bytes) -> Callable[[str, dict[str, Any], 
     Returns:
         A function that takes an operation, its arguments and a value, and gives the answer and a value.
     """
-    link, _ = connect(config, secret, BOARD + config.rank)
+    link, _ = connect(config, secret, BOARD + config.rank, {"newcomer": config.newcomer})
 
     def ask(operation: str, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
         return link.request(Ask.BOARD, {"operation": operation, **head}, [memoryview(value)] if value else [])

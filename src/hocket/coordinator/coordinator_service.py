@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from hocket.coordinator.board import Board
+from hocket.coordinator.changes import Changes
 from hocket.coordinator.dealer import Dealer
 from hocket.coordinator.ledger import Ledger
 from hocket.coordinator.liveness import Liveness
@@ -26,6 +27,7 @@ Batch = Sequence[int]
 
 KEEPER = 0  # the server that is told with each push for which batches the push is
 
+_LONGEST_PURPOSE = 60  # letters of what memory is for, which is a part of a file's name
 _PART = struct.Struct("!IQ")  # rank and number of bytes of each part of a meeting's result
 
 
@@ -43,6 +45,11 @@ class Ask(IntEnum):
     SUM = 72
     BOARD = 73
     WATCH = 74
+    KEEP = 75
+    KEPT = 76
+    JOIN = 77
+    ADMIT = 78
+    LEAVE = 79
 
 
 class Tell(IntEnum):
@@ -51,6 +58,7 @@ class Tell(IntEnum):
     LOSE = 96
     WELCOME = 97
     APPLIED = 98
+    ADMIT = 99
 
 
 class ServerTold(Protocol):
@@ -66,6 +74,10 @@ class ServerTold(Protocol):
 
     def welcome(self, rank: int) -> Callable[[], Any]:
         """Tell the server that a worker is there after all."""
+        ...
+
+    def admit(self, rank: int) -> Callable[[], Any]:
+        """Tell the server that a new worker takes part, which may have the number of one that is lost."""
         ...
 
     def applied(self, held: Sequence[Batch]) -> Sequence[Batch]:
@@ -108,6 +120,7 @@ class CoordinatorService:
         self._roster: dict[int, dict[str, Any]] = {}  # where each server is reached
         self._coming = make_condition()
         self.board = Board(make_condition(), clock)
+        self.changes = Changes(make_condition(), lambda: self.ledger.live, timeout, clock)
         self._lock = threading.Lock()
         self._dealers: dict[int, Dealer] = {}
         self._areas: dict[tuple[int, int], Area] = {}  # by generation and number
@@ -118,7 +131,12 @@ class CoordinatorService:
             Ask.GIVE_BACK: self._give_back,
             Ask.QUEUE: self._queue,
             Ask.RESTORE: self._restore,
-            Ask.MEMBERSHIP: lambda *_: Answer({"ranks": self.ledger.live}),
+            Ask.MEMBERSHIP: lambda *_: Answer({"ranks": self.ledger.live, **self.changes.wanted()}),
+            Ask.KEEP: self._keep,
+            Ask.KEPT: lambda rank, head, body, note: _tell(*self.changes.kept(rank, note)),
+            Ask.JOIN: lambda rank, head, body, note: _tell(*self.changes.join(rank, note)),
+            Ask.ADMIT: self._admit,
+            Ask.LEAVE: self._leave,
             Ask.SHARE: self._share,
             Ask.SUM: self._sum,
             Ask.BOARD: self._use_board,
@@ -136,7 +154,9 @@ class CoordinatorService:
             self._welcome_server(peer - SERVER, said)
             return {}
         rank = peer % WATCH
-        if rank >= self._workers:
+        if said.get("newcomer"):
+            return {"servers": self._await_servers()}  # no member yet
+        if not self.ledger.knows(rank):
             raise ValueError(f"rank {rank} in a job of {self._workers} workers")
         if peer >= BOARD:
             return {}
@@ -155,6 +175,7 @@ class CoordinatorService:
             return
         if WATCH <= peer < BOARD:
             self.liveness.lose(peer - WATCH)
+        self.changes.lose(peer)
         if peer >= WATCH or not self.ledger.lose(peer, why):
             return
         dealers = dict(self._dealers)
@@ -163,7 +184,7 @@ class CoordinatorService:
         kept = told[KEEPER]["kept"] if KEEPER in told else []
         self.meetings.lose(peer)
         dealt = sum(len(dealer.lose(peer, _of(kept, queue, dealer))) for queue, dealer in dealers.items())
-        if why:
+        if why and (dealers or self.servers):
             batches = f"; {dealt} of its batches {'is' if dealt == 1 else 'are'} dealt to others" if dealt else ""
             rounds = [each["round"] for each in told.values() if each["round"] is not None]
             ends = f"; round {max(rounds)} ends without it" if rounds else ""
@@ -226,6 +247,32 @@ class CoordinatorService:
         found = self.sums.gather(peer - SERVER, number, what, float(head["value"]).hex().encode(), note)
         return Answer({"total": sum(float.fromhex(part.decode()) for part in found.values())})
 
+    def _keep(self, _: int, head: dict[str, Any], body: Body, __: Note) -> Answer:
+        self.changes.keep(body.read(), str(head["failure"]))
+        return Answer({})
+
+    def _admit(self, _: int, head: dict[str, Any], body: Body, __: Note) -> Answer:
+        """Let newcomers in: workers wait for them from now on. A newcomer needs a batch of each queue that is open."""
+        numbers, given = [int(number) for number in head["numbers"]], body.read()
+        queues = [(self._dealer({"queue": queue}), int(epoch)) for queue, epoch in head["queues"]]
+        for number in numbers:
+            if not all(dealer.admit(number, epoch) for dealer, epoch in queues):
+                for dealer, _ in queues:
+                    dealer.lose(number)
+                return Answer({"admitted": False})
+            self.meetings.admit(number)
+            self.ledger.admit(number)
+            self._tell_servers(lambda server, number=number: server.admit(number))  # type: ignore[misc]
+        here = self.changes.admit(numbers, dict(head["told"]), given)
+        for number in numbers:
+            if number not in here:
+                self.lose(number, "was lost")
+        now = self.ledger.membership()
+        return Answer({"admitted": True, "generation": now.generation, "workers": len(now.members)})
+
+    def _leave(self, rank: int, _: dict[str, Any], __: Body, ___: Note) -> Answer:
+        return Answer({"all": self.changes.leave(rank) >= set(self.ledger.live)})
+
     def _dealer(self, head: dict[str, Any]) -> Dealer:
         number = int(head["queue"])
         with self._lock:
@@ -280,16 +327,17 @@ class CoordinatorService:
         self._dealer(head).restore(head["state"])
         return Answer({})
 
-    def _use_board(self, _: int, head: dict[str, Any], body: Body, __: Note) -> Answer:
+    def _use_board(self, _: int, head: dict[str, Any], body: Body, note: Note) -> Answer:
         board, operation, value = self.board, head["operation"], body.read()
         if operation == "set":
             board.set(str(head["key"]), value)
             return Answer({})
         if operation == "get":
-            found = board.get(str(head["key"]), float(head["seconds"]))
+            found = board.get(str(head["key"]), float(head["seconds"]), note)
             return Answer({"found": found is not None}, [] if not found else [memoryview(found)])
         if operation == "wait":
-            return Answer({"found": board.wait([str(key) for key in head["keys"]], float(head["seconds"]))})
+            keys = [str(key) for key in head["keys"]]
+            return Answer({"found": board.wait(keys, float(head["seconds"]), note)})
         if operation == "add":
             return Answer({"total": board.add(str(head["key"]), int(head["amount"]))})
         if operation == "compare_set":
@@ -304,11 +352,12 @@ class CoordinatorService:
     def _share(self, _: int, head: dict[str, Any], __: Body, ___: Note) -> Answer:
         """Memory that all workers of this host have in common: made when the first worker asks for it."""
         generation, number, nbytes = int(head["generation"]), int(head["number"]), int(head["nbytes"])
+        purpose = str(head["purpose"]).replace("\0", "")[:_LONGEST_PURPOSE]
         with self._lock:
             for key in [key for key in self._areas if key[0] < generation]:
                 self._areas.pop(key).close_descriptor()
             if (generation, number) not in self._areas:
-                self._areas[generation, number] = Area.create(nbytes, "parameters")
+                self._areas[generation, number] = Area.create(nbytes, purpose)
             area = self._areas[generation, number]
         if area.nbytes != Area.size(nbytes):
             raise MismatchError(
@@ -316,6 +365,10 @@ class CoordinatorService:
                 "same model on every rank"
             )
         return Answer({"shared": True}, area=area)
+
+
+def _tell(told: dict[str, Any], given: bytes) -> Answer:
+    return Answer(told, [memoryview(given)] if given else [])
 
 
 def _pace(dealer: Dealer, rank: int, epoch: int, found: int | str) -> dict[str, Any]:

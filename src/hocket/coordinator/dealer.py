@@ -1,7 +1,9 @@
 """Deals out the batches of an epoch: a ready worker takes the next, and batches of a lost worker are dealt again.
 
 Where workers are in step, each has numbers of its own instead: rank r of P has r, r + P, r + 2P … Batches of workers
-that are lost, or have left the loop, go to workers that have done all of their own.
+that are lost, or have left the loop, go to workers that have done all of their own. A newcomer in the place of a lost
+worker goes on where the others are; what that worker has left behind is for all, at the end. A newcomer beyond the
+first workers gets its part from the end of the epoch.
 
 A batch is done when its worker says so. A worker with parameter servers may die between its push and that word, so
 whoever tells of a loss, or asks for the state, says which batches the servers have: those are not dealt again.
@@ -33,6 +35,10 @@ class _Epoch:
     gone: set[int] = field(default_factory=set)  # ranks that are lost, or have left the loop
     lost: set[int] = field(default_factory=set)  # the ones among them that are lost
     helpers: set[int] = field(default_factory=set)  # ranks that have done all numbers of their own
+    rest: list[int] = field(default_factory=list)  # numbers that were somebody's own, and are for all now
+    limit: int | None = None  # where numbers of one's own end, if not at the end of the epoch
+    promised: dict[int, int] = field(default_factory=dict)  # a batch that each newcomer holds and has not asked for yet
+    behind: Counter[int] = field(default_factory=Counter)  # how many fewer numbers newcomers had when they came
 
     def own(self, rank: int) -> int:
         """The next of a rank's own numbers; it may be beyond the last batch."""
@@ -40,6 +46,36 @@ class _Epoch:
 
     def has(self, number: int) -> bool:
         return self.total is None or number < self.total
+
+    def is_own(self, number: int) -> bool:
+        """Whether a number that is some rank's own still is."""
+        return self.has(number) and (self.limit is None or number < self.limit)
+
+    def has_own(self, rank: int) -> bool:
+        """Whether a rank has numbers left that are for it first."""
+        return self.is_own(self.own(rank)) if rank < self.ranks else bool(self.rest)
+
+    def catch_up(self, rank: int, others: Collection[int]) -> None:
+        """Have a newcomer go on where the slowest of ``others`` is: what it would have had before is for all."""
+        front = [self.own(each) // self.ranks for each in others if each < self.ranks and each not in self.gone]
+        place = rank + self.ranks * min(front, default=0)
+        if rank < self.ranks and place > self.own(rank):
+            mine = [number for number in self.again if number % self.ranks == rank]
+            self.again = [number for number in self.again if number % self.ranks != rank]
+            passed = filter(self.is_own, range(self.own(rank), place, self.ranks))
+            self.rest = sorted([*self.rest, *mine, *passed])
+            self.ahead[rank] = place
+        self.behind[rank] = max((self.got[each] + self.behind[each] for each in others), default=0) - self.got[rank]
+
+    def share_with(self, more: int) -> None:
+        """Leave the part of one more worker, beyond the first ``ranks``, of what is left: the last numbers."""
+        end = self.total if self.limit is None else self.limit
+        if end is None:
+            return
+        own = [number for rank in range(self.ranks) for number in range(self.own(rank), end, self.ranks)]
+        part = sorted(own)[len(own) - len(own) // (self.ranks + more) :]
+        if part:
+            self.limit, self.rest = part[0], sorted([*self.rest, *part])
 
 
 class Dealer:
@@ -90,6 +126,8 @@ class Dealer:
                 now = self._now
                 if epoch < now.number:
                     return "over"
+                if rank in now.promised:
+                    return now.promised.pop(rank)
                 if (number := self._pick(rank)) is not None:
                     now.held[number] = rank
                     now.got[rank] += 1
@@ -108,9 +146,34 @@ class Dealer:
         if ranks and not now.ranks:
             now.ranks, now.lost = ranks, set(range(ranks)) - set(self._live())
             now.gone |= now.lost
+            for more, _ in enumerate(each for each in self._live() if each >= ranks):
+                now.share_with(more + 1)
         now.gone.discard(rank)
         if helps:
             now.helpers.add(rank)
+
+    def admit(self, rank: int, epoch: int) -> bool:
+        """A newcomer takes part in ``epoch``, as rank ``rank``, and goes on where the others are.
+
+        It holds a batch from the beginning, so that it has one. If there is none, it cannot come in; returns whether it
+        can.
+        """
+        with self._condition:
+            now = self._now
+            if epoch != now.number:
+                return False
+            if now.ranks:
+                others = [each for each in self._live() if each != rank]
+                now.catch_up(rank, others)
+                if rank >= now.ranks:
+                    now.share_with(1 + sum(each >= now.ranks for each in others))
+            if (number := self._pick(rank)) is None:
+                return False
+            now.held[number], now.promised[rank] = rank, number
+            now.got[rank] += 1
+            now.gone.discard(rank)
+            now.helpers.discard(rank)
+            return True
 
     def _pick(self, rank: int) -> int | None:
         """The number of a batch that a worker can have now."""
@@ -122,16 +185,18 @@ class Dealer:
                 now.next += 1
                 return now.next - 1
             return None
+        is_more = rank >= now.ranks  # all that it can have is what is for all
         helps = rank in now.helpers or bool(now.lost)  # after a loss at once, so that those who are left stay in step
+        helps |= is_more or now.limit is not None
         found = [number for number in now.again if number % now.ranks == rank]
         owners = [rank, *(sorted(now.gone - {rank}, key=now.own) if helps else ())]
-        if not found and helps and not now.has(now.own(rank)):
-            found = now.again
+        if not found and helps and (is_more or not now.has_own(rank)):
+            found = now.again or now.rest
         if found:
-            now.again.remove(number := found[0])
+            (now.again if found is not now.rest else now.rest).remove(number := found[0])
             return number
         for owner in owners:
-            if now.has(number := now.own(owner)):
+            if owner < now.ranks and now.is_own(number := now.own(owner)):
                 now.ahead[owner] = number + now.ranks
                 return number
         return None
@@ -139,7 +204,7 @@ class Dealer:
     def _others(self, rank: int) -> list[int]:
         """The ranks for whose batches a worker has to wait, because the batches may come back."""
         now = self._now
-        found = {*now.held.values()} | {r for r in range(now.ranks) if r not in now.gone and now.has(now.own(r))}
+        found = {*now.held.values()} | {r for r in range(now.ranks) if r not in now.gone and now.has_own(r)}
         return sorted(found - {rank})
 
     def pace(self, rank: int) -> tuple[int, float] | None:
@@ -154,13 +219,14 @@ class Dealer:
                 return None
             own, everyone = now.got[rank], 0
             holders = Counter(now.held.values())
-            for each in range(now.ranks):
+            for each in {*range(now.ranks), *now.got}:
+                there = own + now.behind[rank] - now.behind[each]  # if they are in step
                 if each in now.gone - {rank}:
                     everyone += now.got[each]
-                elif each == rank or not now.gone or now.has(now.own(each)):
-                    everyone += own
+                elif each == rank or not now.gone or now.has_own(each):
+                    everyone += there
                 else:
-                    everyone += min(own, now.got[each] - holders[each])
+                    everyone += min(there, now.got[each] - holders[each])
             return own, min(everyone, everyone if now.total is None else now.total) / now.ranks
 
     def mean(self, epoch: int) -> float | None:
@@ -209,6 +275,7 @@ class Dealer:
                 self._now.total = min(total, self._now.total if self._now.total is not None else total)
                 self._now.held = {number: rank for number, rank in self._now.held.items() if number < total}
                 self._now.again = [number for number in self._now.again if number < total]
+                self._now.rest = [number for number in self._now.rest if number < total]
                 self._condition.notify_all()
 
     def finish(self, rank: int, numbers: tuple[int, ...]) -> None:
@@ -263,6 +330,7 @@ class Dealer:
             self._now.kept |= set(held) - set(lost)
             self._now.again = sorted(self._now.again + lost)
             self._now.got[rank] -= len(lost)
+            self._now.promised.pop(rank, None)
             self._now.gone.add(rank)
             self._now.lost.add(rank)
             self._condition.notify_all()
@@ -276,9 +344,13 @@ class Dealer:
         """
         with self._condition:
             now = self._now
-            next_one, again = now.next, {*now.again, *now.held, *now.kept} - set(applied)
-            if now.ranks:
-                reached = [now.own(rank) for rank in range(now.ranks)]
+            next_one, again = now.next, {*now.again, *now.rest, *now.held, *now.kept} - set(applied)
+            reached = [now.own(rank) for rank in range(now.ranks)]
+            if now.limit is not None:
+                assert now.total is not None
+                next_one = now.total
+                again |= {n for n in range(min(reached), now.limit) if n >= reached[n % now.ranks]}
+            elif now.ranks:
                 next_one = max(max(reached) - now.ranks + 1, 0)
                 again |= {n for n in range(min(reached), next_one) if n >= reached[n % now.ranks]}
             return {"epoch": now.number, "next": next_one, "again": sorted(filter(now.has, again))}

@@ -72,6 +72,9 @@ class _ServerLink:
     def welcome(self, rank: int) -> Callable[[], dict[str, Any]]:
         return self._request(Tell.WELCOME, {"rank": rank})
 
+    def admit(self, rank: int) -> Callable[[], dict[str, Any]]:
+        return self._request(Tell.ADMIT, {"rank": rank})
+
     def applied(self, held: Sequence[Batch]) -> Sequence[Batch]:
         found: list[list[int]] = self._request(Tell.APPLIED, {"held": held})()["applied"]
         return found

@@ -49,6 +49,7 @@ class Ledger:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self._numbers = set(range(workers))
         self._lock = threading.Lock()
         self._generation = 0
         self._said: dict[int, dict[str, Any]] = {}
@@ -57,14 +58,14 @@ class Ledger:
     def membership(self) -> Membership:
         """Who is in the job now."""
         with self._lock:
-            ranks = (rank for rank in range(self.workers) if rank not in self._gone)
+            ranks = (rank for rank in sorted(self._numbers) if rank not in self._gone)
             return Membership(self._generation, tuple(Member(rank, self._said.get(rank, {})) for rank in ranks))
 
     @property
     def live(self) -> list[int]:
         """The ranks that are neither lost nor have finished."""
         with self._lock:
-            return [rank for rank in range(self.workers) if rank not in self._gone]
+            return [rank for rank in sorted(self._numbers) if rank not in self._gone]
 
     @property
     def gone(self) -> dict[int, str]:
@@ -80,10 +81,22 @@ class Ledger:
             self._generation += was_gone
             return was_gone
 
+    def admit(self, rank: int) -> None:
+        """A newcomer is a member from now on: for a worker that has gone, or with a number of its own."""
+        with self._lock:
+            self._numbers.add(rank)
+            self._gone.pop(rank, None)
+            self._generation += 1
+
+    def knows(self, rank: int) -> bool:
+        """Whether a number is that of a worker: one of the first, or of a newcomer that was let in."""
+        with self._lock:
+            return rank in self._numbers
+
     def lose(self, rank: int, why: str) -> bool:
         """A worker has died or, if ``why`` is empty, finished; returns whether that is news: the first word counts."""
         with self._lock:
-            if rank in self._gone:
+            if rank in self._gone or rank not in self._numbers:
                 return False
             self._gone[rank] = why
             self._generation += 1

@@ -83,24 +83,24 @@ class Watch:
         self._counts[lane] = self._counts.get(lane, 0) + 1
         self._lane = lane
 
-    def wait(self, done: Callable[[float], bool], what: Description) -> None:
-        """Wait until ``done(seconds)``, which itself waits for that long, is true; raises if that cannot happen."""
+    def wait(self, done: Callable[[float], bool], what: Description, members: Sequence[int] = ()) -> None:
+        """See ``Overview``."""
         patience = Patience(self._timeout)
         try:
             while not done(0.1):
-                self.look(what, patience)
+                self.look(what, patience, members)
         finally:
             self.rest()
 
-    def look(self, what: Description, patience: Patience) -> None:
-        """See ``Outlook``: what this rank waits in is told to the others."""
+    def look(self, what: Description, patience: Patience, members: Sequence[int] = ()) -> None:
+        """See ``Overview``: what this rank waits in is told to the others."""
         if patience.seconds > _TELL and self._standing is None:
             self._tell(Standing(self._lane, dict(self._counts), say(what)))
         self.check(what)
         if patience.is_notice_due():
-            self._give_notice(patience.seconds, what)
+            self._give_notice(patience.seconds, what, members)
         if patience.is_over:
-            self._give_up(what)
+            self._give_up(what, members)
 
     def rest(self) -> None:
         """See ``Outlook``: this rank waits no longer."""
@@ -119,6 +119,11 @@ class Watch:
         if self._is_broken:
             time.sleep(_GATHER)
             raise WorkerLost(f"{self._waiting(what)}, but {self._cause()}")
+
+    def look_for(self, members: Sequence[int]) -> None:
+        """Raise if one of some ranks has ended, well or not: it will not come. Any thread may call it."""
+        if any(rank in members for rank, _ in self._news.gone):
+            raise WorkerLost(f"{ranks(sorted(members))} are to begin a group, but {self._cause()}")
 
     def explain(self, error: Exception, what: Description) -> Exception:
         """What the failure of a collective means."""
@@ -174,9 +179,9 @@ class Watch:
             {} if mine is None else {self._rank: mine.text}
         )
 
-    def _not_waiting(self) -> list[int]:
+    def _not_waiting(self, members: Sequence[int] = ()) -> list[int]:
         waits = self._waits()
-        return [rank for rank in range(len(self._hosts)) if rank not in waits]
+        return [rank for rank in members or range(len(self._hosts)) if rank not in waits]
 
     def _waiting(self, what: Description) -> str:
         here = sorted({self._rank, *(rank for rank, text in self._waits().items() if text == say(what))})
@@ -205,14 +210,14 @@ class Watch:
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    def _give_notice(self, seconds: float, what: Description) -> None:
-        missing = self._not_waiting()
-        here = [r for r in range(len(self._hosts)) if r not in missing]
+    def _give_notice(self, seconds: float, what: Description, members: Sequence[int]) -> None:
+        missing = self._not_waiting(members)
+        here = [r for r in members or range(len(self._hosts)) if r not in missing]
         if missing and here and here[0] == self._rank:
             give_notice(here, missing, seconds, what, self._timeout)
 
-    def _give_up(self, what: Description) -> None:
-        missing = self._not_waiting()
+    def _give_up(self, what: Description, members: Sequence[int]) -> None:
+        missing = self._not_waiting(members)
         self._stacks += 1
         self._bell.ring()
         time.sleep(1.0)  # let everyone's stack reach the screen before the job ends

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from hocket.errors import JobError, MismatchError, ServerLost
+from hocket.errors import MismatchError, ServerLost, TakenForDead
 from hocket.transport.waiting import Condition, Note, Wait
 
 _STUCK = 2.0  # seconds with all others idle after which nobody will come
@@ -61,13 +61,13 @@ class Meetings:
         Raises:
             MismatchError: another worker has come to do something else.
             DeadlineExceeded: another worker is alive but did not come.
-            JobError: this worker was taken for dead, and the others have met without it.
+            TakenForDead: the others have met without this worker.
         """
         with self._condition:
             known = self._meetings.get(number)
             was_held = known.result is not None if known is not None else number <= self._latest
             if was_held and (known is None or rank not in known.given):
-                raise JobError(
+                raise TakenForDead(
                     f"rank {rank} comes to {what}, and was taken for dead: its connection was broken for too long, and "
                     "the others have gone on without it"
                 )
@@ -82,8 +82,7 @@ class Meetings:
             self._look()
             self._wait(number, meeting, note)
             meeting.left.add(rank)
-            if meeting.left >= set(meeting.given) & self._live:
-                self._meetings.pop(number, None)
+            self._forget(number, meeting)
             if meeting.error:
                 raise MismatchError(meeting.error)
             assert meeting.result is not None
@@ -130,13 +129,21 @@ class Meetings:
             self._condition.notify_all()
 
     def lose(self, rank: int) -> None:
-        """A worker has died, or said goodbye, as the ledger knows already."""
+        """A worker has died, or said goodbye, as the ledger knows already; what it has given to a meeting counts."""
         with self._condition:
             self._settling.pop(rank, None)
             self._look()
-            for number, meeting in self._meetings.items():
+            for number, meeting in list(self._meetings.items()):
                 self._close(number, meeting)
+                self._forget(number, meeting)
             self._condition.notify_all()
+
+    def admit(self, rank: int) -> None:
+        """A newcomer is about to be in the ledger: it comes to all open meetings, also where one of its rank died."""
+        with self._condition:
+            for meeting in self._meetings.values():
+                if meeting.result is None:
+                    meeting.given.pop(rank, None)
 
     def fail(self, why: str) -> None:
         """There can be no more meetings: whoever waits for one, or comes to one, gets ServerLost."""
@@ -149,6 +156,11 @@ class Meetings:
             self._latest = max(self._latest, number)
             meeting.result = dict(sorted(meeting.given.items()))
             self._condition.notify_all()
+
+    def _forget(self, number: int, meeting: _Meeting) -> None:
+        """Forget a meeting whose result nobody will ask for any more."""
+        if meeting.result is not None and meeting.left >= set(meeting.given) & self._live:
+            self._meetings.pop(number, None)
 
     def _wait(self, number: int, meeting: _Meeting, note: Note) -> None:
         wait = Wait(self._condition, self._timeout, self._clock, note, f"come to {meeting.what}")

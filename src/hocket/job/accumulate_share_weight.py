@@ -106,6 +106,7 @@ def weight(count: float | None) -> float:
     if not 0 <= number < math.inf:
         raise UsageError(f"weight({number}): must be a number of things, 0 or more")
     if worker.client is not None:
+        weights.set(1.0)  # else the share of a smaller last batch would count, too
         worker.training.batch.weight = number  # the servers divide by the sum
         return 1.0
     summed = torch.tensor([number], dtype=torch.float64)

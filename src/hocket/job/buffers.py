@@ -39,7 +39,7 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
     """A number of 32 bits that differs, almost surely, if any bit of the tensors does.
 
     Large tensors are first added up row by row, as integers, on their own device, at the speed of its memory.
-"""
+    """
     number = 0
     for tensor in tensors:
         dense = tensor.detach().contiguous()

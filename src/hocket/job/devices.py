@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from hocket.comm.communicator import Communicator
+from hocket import config as configuration
+from hocket.comm.communicator import Communicator, ConnectGpus
 from hocket.config import Config
 from hocket.errors import UsageError
-from hocket.transport.nccl import NcclGroup
 from hocket.transport.waiting import ranks
 
 
@@ -31,7 +32,7 @@ def connect(
     config: Config,
     communicator: Communicator,
     parameters: Sequence[nn.Parameter],
-    make: Callable[[torch.device], NcclGroup],
+    make: Callable[[Config, torch.device], ConnectGpus],
 ) -> None:
     """Connect the GPUs of all workers before parameters on them train together; collective."""
     devices = {str(parameter.device): parameter.device for parameter in parameters}
@@ -43,8 +44,11 @@ def connect(
         )
     if mine and not mine.startswith("cuda"):
         raise UsageError(f"the model is on {mine}: Hocket trains on CPUs and CUDA GPUs; call model.cpu() first")
-    if mine and config.on_loss == "continue" and communicator.size > 1:
-        raise UsageError("--on-loss continue is for models on the CPU: leave it out, or call model.cpu() first")
+    if mine and communicator.changes and len(communicator.topology.hosts) > 1:
+        communicator.stay("with models on GPUs workers come and go only on one host: leave out the other hosts")
+    elif mine and communicator.changes and config.on_loss == "auto":
+        # Each step would wait for the GPU, and for all others to have its results.
+        communicator.stay("with models on GPUs a worker is replaced only if --on-loss replace asks for it")
     if communicator.nccl is not None or communicator.size == 1 or config.servers:
         return
     uuid = str(torch.cuda.get_device_properties(mine).uuid) if mine else ""
@@ -52,10 +56,17 @@ def connect(
     everyone = [tuple(each) for each in communicator.gather_data([host, mine, uuid])]
     if not any(place[1] for place in everyone):
         return
-    _check(everyone, shared_is_fine=config.transport != "auto")
-    if config.transport == "auto":
-        communicator.nccl = make(devices[mine])
-        communicator.on_loss(communicator.nccl.abort)
+    connects = config.transport in ("auto", "tcp")
+    _check(everyone, shared_is_fine=config.share_gpus or not connects)
+    if connects:
+        if config.share_gpus:
+            count_as_a_host()
+        communicator.connect_gpus(make(config, devices[mine]))
+
+
+def count_as_a_host() -> None:
+    """Have NCCL take this process for a host of its own, or it refuses a second one on the same GPU."""
+    configuration.tell_library("NCCL_HOSTID", secrets.token_hex(8))
 
 
 def _check(everyone: Sequence[tuple[str, str, str]], *, shared_is_fine: bool) -> None:
@@ -74,5 +85,6 @@ def _check(everyone: Sequence[tuple[str, str, str]], *, shared_is_fine: bool) ->
         raise UsageError(
             f"{ranks(crowded)} on {host} have the same GPU ({device}), and NCCL needs one for each worker: start one "
             f"worker per GPU (-n {len(users)}), let each use its own (device 'cuda', or cuda:{{hocket.local_rank()}}), "
-            "or share GPUs through the CPU's memory, slowly, by --transport shared-memory"
+            "share GPUs over NCCL, for trials and tests, by --share-gpus, or share them through the CPU's memory, "
+            "slowly, by --transport shared-memory"
         )

@@ -16,15 +16,14 @@ from torch.utils.data import DataLoader
 
 from hocket import config as configuration
 from hocket import spans, specs
-from hocket.capture.collector import Collector
 from hocket.capture.members import Members
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, StrategyError, UsageError
-from hocket.events import Facts, Survival
+from hocket.events import Facts
 from hocket.job import devices, randomness, regrouping, rendezvous
 from hocket.job.batchnorm import SyncBatchNorm
 from hocket.job.guard import refuse_inside
-from hocket.job.learning_rate import scale_lr as apply_scale
+from hocket.job.learning_rate import scale, scheduled_rates
 from hocket.job.loader.loader import Loader
 from hocket.job.plain_copies import copy_plainly
 from hocket.job.replica_check import ReplicaCheck
@@ -91,12 +90,12 @@ def distribute(
         _train_together(worker, model, optimizers, strategy, on_nan, reduction)
         given.append(model)
     if optimizer is not None:
-        for each in optimizers:
-            if scale_lr is not None:
-                apply_scale(each, scale_lr, warmup=warmup)
         given.append(optimizer)
+    known = len(worker.training.global_batches)
     if loader is not None:
         given.append(Loader(worker, loader, local=data == "local", training=training))
+    for each in optimizers if scale_lr is not None else ():
+        scale(each, scale_lr or "", warmup, next(iter(worker.training.global_batches[known:]), None))
     if not given:
         raise UsageError("distribute() without anything: pass a model, an optimizer, a loader")
     return given[0] if len(given) == 1 else tuple(given)
@@ -110,16 +109,16 @@ def _train_together(
     on_nan: str | None,
     reduction: str,
 ) -> None:
-    config, training = worker.config, worker.training
+    config, training, communicator = worker.config, worker.training, worker.communicator
     spec = _choose(config.strategy or strategy, reduction)
     told = config.on_nan or (configuration.SETTINGS["on-nan"].read(on_nan) if on_nan else None)
     step, former = training.counts.step, _make_room(worker, model, optimizers) if model in training.models else []
     if not training.models:
-        randomness.diversify(worker.communicator)
-        facts = _describe(worker.communicator, spec, model)
+        randomness.diversify(communicator)
+        facts = _describe(communicator, spec, model)
         worker.sink.put(Facts({**facts, "optimizer": ", ".join(type(each).__name__ for each in optimizers)}))
-        worker.sink.put(Survival(regrouping.survives(worker, spec)))
     if model not in training.models:
+        regrouping.tell_survival(worker, spec)
         training.models.append(model)
     copy_plainly(model, optimizers)
     training.guard.optimizers[model] = optimizers
@@ -134,42 +133,37 @@ def _train_together(
     if config.size == 1 and told is None and worker.client is None and not differs:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
         training.idle += [
-            functools.partial(_alone, worker.communicator, model, optimizer, elsewhere)
-            for optimizer, elsewhere in groups
+            functools.partial(_alone, communicator, model, optimizer, elsewhere) for optimizer, elsewhere in groups
         ]
         if spans.are_kept():
             training.wake()
         return
     successors = list(former) if len(former) == len(groups) else []
     for optimizer, elsewhere in groups:
-        spread = worker.communicator.on_host is not worker.communicator or any(p.is_cuda for p in model.parameters())
+        spread = communicator.spreads or any(p.is_cuda for p in model.parameters())
         members = Members(model, optimizer, elsewhere, by_readiness=spread)
-        devices.connect(
-            config, worker.communicator, members.parameters, functools.partial(rendezvous.connect_gpus, config)
-        )
-        _check_same(worker.communicator, members)
+        devices.connect(config, communicator, members.parameters, rendezvous.gpu_connector)
+        _check_same(communicator, members)
         if optimizer is not None:
-            _check_same_optimizer(worker.communicator, optimizer)
-        _start_equal(worker.communicator, model, None if spec.holds_parameters_on_servers else members)
+            _check_same_optimizer(communicator, optimizer)
+        _start_equal(worker, model, None if spec.holds_parameters_on_servers else members)
         if members.parameters:
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
             context = Context(
-                model, optimizer, members, worker.communicator, worker.client, on_nan, batch=training.batch
+                model, optimizer, members, communicator, worker.client, on_nan, training.batch, scheduled_rates
             )
             built = build(context, spec)
             training.add(built)
             training.guard.take(model, optimizer, built, members.parameters)
             if successors:
                 _go_on(successors.pop(0), built)
-            adds = config.size if reduction == "sum" and not spec.has_reduction else 0
-            if built.collector.adds != adds:
-                _add_up(model, built.collector, adds)
+            _take_losses(worker, model, built, reduction if not spec.has_reduction else "mean")
             if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.check_replicas != 0 and config.size > 1 and optimizer is not None:
-                check = ReplicaCheck(worker.communicator, built, config.check_replicas)
+                check = ReplicaCheck(communicator, built, config.check_replicas)
                 training.checks[built] = check
                 optimizer.register_step_post_hook(check.after_step)
 
@@ -252,13 +246,17 @@ def _choose(strategy: str | Spec | None, reduction: str) -> Spec:
     return spec
 
 
-def _add_up(model: nn.Module, collector: Collector, workers: int) -> None:
-    """Take losses as sums over the samples of ``workers`` workers; 0 if they are means."""
-    collector.adds = workers
-    collector.weigh(collector.told)
-    for module in model.modules():
-        if isinstance(module, SyncBatchNorm):
-            module.adds = workers > 0
+def _take_losses(worker: Worker, model: nn.Module, strategy: Strategy, reduction: str) -> None:
+    """Take losses as sums over samples, or as means."""
+    collector, adds = strategy.collector, worker.config.size if reduction == "sum" else 0
+    if collector.adds != adds:
+        collector.adds = adds
+        collector.weigh(collector.told)
+        for module in model.modules():
+            if isinstance(module, SyncBatchNorm):
+                module.adds = adds > 0
+    if not adds:
+        worker.forgotten.watch_losses(strategy)
 
 
 def _go_on(former: Strategy, strategy: Strategy) -> None:
@@ -362,8 +360,13 @@ def _fingerprint(value: Any) -> str:
 
 
 @torch.no_grad()
-def _start_equal(communicator: Communicator, model: nn.Module, members: Members | None) -> None:
-    """Give every rank rank 0's parameters (unless they come from servers) and buffers, many at a time."""
+def _start_equal(worker: Worker, model: nn.Module, members: Members | None) -> None:
+    """Give every rank rank 0's parameters (unless they come from servers) and buffers, many at a time.
+
+    A newcomer gets them when it joins the others.
+    """
+    if worker.config.newcomer:
+        return
     named: list[tuple[str, torch.Tensor]] = list(model.named_buffers())
     if members is not None:
         named += zip(members.names, members.parameters, strict=True)
@@ -374,7 +377,8 @@ def _start_equal(communicator: Communicator, model: nn.Module, members: Members 
         while group:
             nbytes = itertools.accumulate(tensor.nbytes for _, tensor in group)
             count = max(1, sum(total <= _AT_ONCE for total in nbytes))
-            _take_values(communicator, group[:count])
+            with worker.communicator.aside():
+                _take_values(worker.communicator, group[:count])
             del group[:count]
 
 

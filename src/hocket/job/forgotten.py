@@ -1,7 +1,8 @@
 """Warns of what a script seems to have forgotten, so that training would end well with a useless result.
 
-At the first step of a training: a model or a loader that was not distributed, a checkpoint that nobody loads. At
-``hocket.init()``: copies of the script that do not know of each other, because they were not started by Hocket.
+At the first step of a training: a model or a loader that was not distributed, a checkpoint that nobody loads, a loss
+that is a sum over the batch. At ``hocket.init()``: copies of the script that do not know of each other, because they
+were not started by Hocket.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from hocket.capture import summed_losses
+
 if TYPE_CHECKING:
     from hocket.job.worker import Worker
+    from hocket.strategies.base import Strategy
 
 import json
 from collections import Counter
@@ -36,7 +40,7 @@ class Forgotten:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.has_met = self.resumes = self.asks_for_checkpoints = False
-        self._is_new, self._is_first = True, True
+        self._is_new, self._is_first, self._is_sum = True, True, False
 
     def look(self, optimizer: Optimizer) -> None:
         """Before a step of any optimizer; cheap after the first one of a distributed model."""
@@ -60,6 +64,23 @@ class Forgotten:
             self._say(
                 f"optimizer.step() before any hocket.distribute(), on {config.size} workers: each trains a model of "
                 "its own; call hocket.distribute(model, optimizer, loader) before the training loop"
+            )
+
+    def watch_losses(self, strategy: Strategy) -> None:
+        """Losses are said to be means: look whether the first ones of ``strategy`` are sums."""
+        config, spec = self._worker.config, strategy.at_work.spec
+        # Where workers advance unevenly, gradients are not averaged; some strategies add up losses by themselves.
+        if config.rank == 0 and config.size > 1 and not spec.is_uneven and not spec.has_reduction:
+            summed_losses.watch(strategy.collector, self._say_sum)
+
+    def _say_sum(self, loss: str) -> None:
+        size = self._worker.config.size
+        if not self._is_sum:
+            self._is_sum = True
+            self._say(
+                f"the loss seems to be a sum over the batch ({loss} with reduction='sum'), of which the average over "
+                f"{size} workers is 1/{size} of the sum over all their samples: add reduction='sum' to "
+                "hocket.distribute(), or divide the loss by the number of samples in the batch"
             )
 
     def look_back(self) -> None:

@@ -19,6 +19,8 @@ from hocket.job.replica_check import describe_last
 if TYPE_CHECKING:
     from hocket.job.worker import Worker
 
+_GRACE = 2.0  # seconds in which collectives end that the script has begun, and not waited for
+
 
 def say_goodbye(worker: Worker) -> None:
     """Tell waiting ranks how this one ended: a finished script is not a crashed one."""
@@ -47,16 +49,23 @@ def say_goodbye(worker: Worker) -> None:
         nonlocal failed
         if os.getpid() != process:
             return
-        if not failed:
+        if not failed and not worker.has_left:
             try:
                 worker.training.loops.catch_up("the end of the script")  # others may wait for this worker
                 worker.training.settling.say_what_is_owed()
+                for what in worker.groups.unfinished(_GRACE):
+                    print(
+                        f"hocket: rank {worker.config.rank} ends while {what} is under way, and will not take part in "
+                        "it: call wait() on what the call returned",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             except HocketError as error:
                 failed = True
                 print(f"hocket: at the end of rank {worker.config.rank}: {error}", file=sys.stderr, flush=True)
                 worker.sink.put(Stage("failed", 1))
         worker.teller.tell_end()
-        if not failed:
+        if not failed and not worker.has_left:
             last = describe_last(worker.training.checks.values())
             if last is not None:
                 worker.sink.put(last)

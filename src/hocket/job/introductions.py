@@ -24,6 +24,7 @@ from hocket.transport.routes import Node, choose, explain
 from hocket.transport.store import Store, StoreLost
 from hocket.transport.waiting import ranks
 
+_ALIKE = ("transport", "algorithm")  # settings that must be the same for all workers
 _SECONDS = 5.0  # seconds in which hosts try each other's addresses
 
 
@@ -62,8 +63,7 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
     known = job_secret(config)
     if config.rank == 0 and known is None:
         mine["secret"] = secrets.token_bytes(32).hex()  # the store is as open as the launcher has made it
-    store.set(f"worker {config.rank}", json.dumps(mine))
-    everyone = _hear_all(store, config)
+    everyone = compare(config, store, mine)
     hosts: dict[Any, list[int]] = {}
     for rank, other in enumerate(everyone):
         hosts.setdefault(other["host"] if shares else rank, []).append(rank)
@@ -74,8 +74,28 @@ def meet(config: Config, store: Store, *, shares: bool) -> Introductions:
     first = everyone[topology.local[0]]
     secret = known or bytes.fromhex(everyone[0]["secret"])
     address = "127.0.0.1" if one_machine else config.host_address
-    address = address or _find_address(store, topology, secret, config.interface)
+    address = address or _find_address(config, store, topology, secret)
     return Introductions(topology, address, first["socket"], secret)
+
+
+def compare(config: Config, store: Store, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """Tell the others what this worker says of itself, and hear what each has said, by rank; collective.
+
+    Raises:
+        UsageError: settings differ with which workers would wait for each other in different places; on all ranks.
+    """
+    settings = {f"HOCKET_{name.upper()}": getattr(config, name) for name in _ALIKE}
+    store.set(f"worker {config.rank}", json.dumps({**mine, "settings": settings}))
+    everyone = _hear_all(store, config)
+    for name in settings:
+        values: dict[str, list[int]] = {}
+        for rank, other in enumerate(everyone):
+            values.setdefault(other["settings"][name], []).append(rank)
+        if len(values) > 1:
+            _wait_for_readers(store, config)
+            said = "; ".join(f"{value} on {ranks(who)}" for value, who in values.items())
+            raise UsageError(f"{name} differs between workers: {said}. Set it to the same for all of them")
+    return everyone
 
 
 def read_address(store: Store, key: str) -> tuple[str, int]:
@@ -143,18 +163,18 @@ def job_secret(config: Config) -> bytes | None:
 _secrets: dict[tuple[int, str | None], bytes] = {}
 
 
-def _find_address(store: Store, topology: Topology, secret: bytes, interface: str | None) -> str:
+def _find_address(config: Config, store: Store, topology: Topology, secret: bytes) -> str:
     """The address of this host that all others reach; collective.
 
     Raises:
         UsageError: there is no such address; on all ranks.
     """
-    numbers = range(len(topology.hosts))
+    numbers, interface = range(len(topology.hosts)), config.interface
     if topology.local_rank == 0:
         _try_others(store, topology, secret, interface)
     listed = [_read(store, f"listens {number}") for number in numbers]
     reached = [_read(store, f"reaches {number}") for number in numbers]
-    _wait_for_readers(store, topology)
+    _wait_for_readers(store, config)
     for number, there in enumerate(listed):
         if not there["addresses"]:
             raise UsageError(
@@ -198,11 +218,11 @@ def _try_others(store: Store, topology: Topology, secret: bytes, interface: str 
         listener.close()
 
 
-def _wait_for_readers(store: Store, topology: Topology) -> None:
+def _wait_for_readers(store: Store, config: Config) -> None:
     """Wait until all ranks have read the results, since the store may end with rank 0."""
     deadline = time.monotonic() + _SECONDS
     store.add("have read", 1)
-    while topology.rank == 0 and store.add("have read", 0) < topology.size and time.monotonic() < deadline:
+    while config.rank == 0 and store.add("have read", 0) < config.size and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

@@ -151,7 +151,7 @@ class KeyValue:
         self._rows[key] = RowCopy(self._client, (rows, width), value.dtype, terms, rule.describe(made))
 
     def _start(self, worker: Worker, values: Mapping[str, torch.Tensor]) -> None:
-        if self._client.rank == 0:
+        if self._client.is_starter:
             for key, copy in self._dense.items():
                 self._views[key][1].copy_(values[key].detach())
                 copy.assign()

@@ -47,12 +47,20 @@ class Loops:
         self.goes_on = False
         self.pace = LoopPace(backward)
         self._open: list[Loop] = []
+        self._stepped: int | None = None  # backward passes before the last step; None before the first
         self._count = BatchCount(strategies, backward)
 
     @property
     def in_thread(self) -> bool:
         """Whether this is not the thread that trains."""
         return self._owner.is_elsewhere
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the script has trained on all batches that it was given, and taken a step on all gradients."""
+        if self._stepped is not None and self._backward.count > self._stepped:
+            return False  # gradients are accumulated, without a word to Hocket
+        return all(len(loop.given) <= loop.trains and loop.after is None for loop in self._open)
 
     def adopt(self, strategy: Strategy) -> None:
         """Hear of the passes and steps of one more strategy."""
@@ -135,7 +143,7 @@ class Loops:
 
         Args:
             loop: The loop.
-            alone: Whether ranks may have had no batch where others had some.
+            alone: Whether ranks may have had no batch where others had some, as those that join late.
         """
         holds = any(strategy.holds for strategy in self._strategies)  # a resumption may begin with the end of a loop
         if self._close(loop) or alone or holds:
@@ -156,15 +164,15 @@ class Loops:
         """Do what is due of loops that are over or were left; collective.
 
         Args:
-            call: The call that the script makes, for the message that this is late.
+            call: The call that the script makes, for the message that this is late; empty if it is not.
         """
         for loop in [each for each in self._open if each.after is not None]:
             _end(loop)
         self._settling.catch_up(call)
 
-    def meet(self) -> None:
+    def meet(self, call: str) -> None:
         """All ranks come to a meeting; ranks may have trained on in a loop that this one has left. Collective."""
-        self.catch_up("the next call that all ranks make")
+        self.catch_up(call)
         if self._settling.was_left and not self._open:
             self._settling.was_left = False
             self._settling.settle(pauses=self.goes_on, stays=True)
@@ -217,6 +225,7 @@ class Loops:
 
     def _step(self, strategy: Strategy) -> None:
         """An optimizer's step is over, or was left out by GradScaler."""
+        self._stepped = self._backward.count
         loops = [loop for loop in self._open if loop.given]
         if not loops:
             strategy.end_batch(DoneBatch(in_loop=self.goes_on))  # without a loop, steps stand for batches

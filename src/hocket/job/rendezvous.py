@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import platform
+import signal
 import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from hocket import specs
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.changing_group import RegroupingCommunicator
-from hocket.comm.communicator import Communicator
+from hocket.comm.communicator import Communicator, ConnectGpus
+from hocket.comm.connectors import Connector, OneHost
 from hocket.comm.coordinator_group import MeetingCommunicator
+from hocket.comm.hosts_generation import Network, SeveralHosts
 from hocket.comm.several_hosts import HostsCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.config import Config
 from hocket.coordinator.coordinator_client import Coordinator, connect, open_board
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.liveness_client import Watch
-from hocket.errors import UsageError, WorkerLost
-from hocket.job import introductions
+from hocket.errors import JobError, ServerLost, TakenForDead, UsageError, WorkerLost
+from hocket.events import NoSink, PipeSink, Sink, Stage
+from hocket.job import host_groups, introductions
 from hocket.server.server_client import Client, open_client
 from hocket.transport import futex, handoff
+from hocket.transport.door import can_be_reached
 from hocket.transport.nccl import NcclGroup
-from hocket.transport.process_group import ProcessGroup
+from hocket.transport.requests import encrypted
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.store import AskedStore, Store, StoreLost, open_store, prefixed
+
+_REACH = 2.0  # seconds in which the host of the coordinator has to answer
 
 
 def join(config: Config) -> Communicator:
@@ -38,12 +50,12 @@ def join(config: Config) -> Communicator:
         return AloneCommunicator()
     shares = config.transport != "gloo" and futex.supported()
     if config.transport == "shared-memory" and not shares:
-        raise UsageError("--transport shared-memory needs x86-64 Linux: use --transport auto, which takes Gloo here")
+        raise UsageError("--transport shared-memory needs x86-64 Linux: use --transport auto, which takes TCP here")
     if config.transport == "auto" and not shares and config.rank == 0:
-        print("hocket: shared memory needs x86-64 Linux; using Gloo, which is slower", file=sys.stderr)
+        print("hocket: shared memory needs x86-64 Linux; using TCP, which is slower", file=sys.stderr)
     try:
-        if config.on_loss == "continue":
-            return _join_to_go_on(config, shares)
+        if (group := _join_to_go_on(config, shares)) is not None:
+            return group
         if shares and (config.local_size == config.size or (config.rendezvous and not config.local_size)):
             return _join_host(config)
         return _join_hosts(config, shares)
@@ -67,7 +79,9 @@ def join_at_coordinator(config: Config) -> MeetingCommunicator[Client]:
     local = all(link.is_local for link in (client.link, *client.links))
     way = f"{'servers ' if config.servers else ''}{'through shared memory' if local else 'over TCP'}"
     name = config.host_name or platform.node()
-    return MeetingCommunicator(client, config.rendezvous or introductions.machine(), name, way)
+    host, replaces = config.rendezvous or introductions.machine(), config.on_loss in ("auto", "replace")
+    channels = host_groups.channels_beside_servers(config, secret, client.live)
+    return MeetingCommunicator(client, host, name, way, channels, replaces=replaces)
 
 
 def _join_host(config: Config) -> Communicator:
@@ -75,6 +89,7 @@ def _join_host(config: Config) -> Communicator:
     store = None if config.rendezvous else _open_store(config)  # rank 0's serves the others until all have joined
     name = config.rendezvous
     if store is not None:  # under torchrun rank 0 tells the others its socket through the job's store
+        introductions.compare(config, prefixed(store, f"hocket/{config.restart}"), {})
         key = f"hocket/socket/{config.restart}"
         if config.rank == 0:
             store.set(key, handoff.new_name())
@@ -83,16 +98,73 @@ def _join_host(config: Config) -> Communicator:
     return SharedCommunicator(SharedMemory.join(name, config.rank, config.size, config.timeout))
 
 
-def _join_to_go_on(config: Config, shares: bool) -> Communicator:
-    """Meet the other workers of this host, at the coordinator: when one of them dies, the others meet there again."""
+def _join_to_go_on(config: Config, shares: bool) -> Communicator | None:
+    """Meet the other workers at the coordinator: when one of them dies, the others meet there again.
+
+    None if this job cannot do so, and nobody has asked for it.
+    """
+    if config.on_loss == "end":
+        return None
     secret = introductions.job_secret(config)
-    if secret is None or not shares or config.local_size not in (0, config.size):
+    is_one_host = not config.spans_hosts and config.local_size in (0, config.size)
+    # Between hosts each collective waits until all have its result, which auto does only over --transport tcp.
+    can_go_on = shares and (is_one_host or config.transport == "tcp" or config.on_loss != "auto")
+    if secret is None or config.coordinator_port is None or not can_go_on:
+        if config.on_loss == "auto":
+            return None
         raise UsageError(
-            "--on-loss continue needs hocket run, and all workers on one host with shared memory: leave it out, or use "
-            "a strategy with servers, gossip or hogwild, which go on by themselves"
+            f"--on-loss {config.on_loss} needs hocket run on x86-64 Linux, without --transport gloo: leave it out, or "
+            "use a strategy with servers, gossip or hogwild, which go on by themselves"
         )
-    link, _ = connect(config, secret, config.rank)
-    return RegroupingCommunicator(Coordinator(config.rank, config.size, link), config.timeout)
+    link, _ = connect(config, secret, config.rank, {"newcomer": config.newcomer})
+    coordinator = Coordinator(config.rank, config.size, link)
+    connector: Connector = OneHost(coordinator, config.timeout)
+    if not is_one_host:
+        board, secured = open_board(config, secret), host_groups.secured_as(config)
+
+        def ask(operation: str, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
+            try:
+                return board(operation, head, value)
+            except ServerLost as error:
+                _heed_loss(config, error)
+                raise
+
+        store = AskedStore(ask, config.timeout)
+        end = functools.partial(_end_cut_off, config)
+        coordinator.on_loss = functools.partial(_heed_loss, config)
+        network = Network(
+            store,
+            secret,
+            lambda to: encrypted(to, secured),
+            coordinator.live,
+            config.timeout,
+            end,
+            config.algorithm,
+        )
+        host, name = config.rendezvous or introductions.machine(), config.host_name or platform.node()
+        connector = SeveralHosts(coordinator, network, host, name, config.host_address or config.address)
+    return RegroupingCommunicator(
+        coordinator,
+        connector,
+        newcomer=config.newcomer,
+        replaces=config.on_loss in ("auto", "replace"),
+        asked="" if config.on_loss == "auto" else f"--on-loss {config.on_loss}",
+    )
+
+
+def _end_cut_off(config: Config, why: str) -> None:
+    """End this process, which other workers do not reach: they go on without it."""
+    sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
+    sink.put(Stage("cut off", words=why))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _heed_loss(config: Config, error: JobError) -> None:
+    """The coordinator is gone, and the job ends; or it is out of reach of this host, which the others do without."""
+    if isinstance(error, TakenForDead):
+        _end_cut_off(config, str(error))
+    elif not can_be_reached(config.address, config.coordinator_port or 0, _REACH):
+        _end_cut_off(config, "it does not reach the coordinator")
 
 
 def _join_hosts(config: Config, shares: bool) -> Communicator:
@@ -112,12 +184,13 @@ def _join_hosts(config: Config, shares: bool) -> Communicator:
         shared.gate.numbers = list(topology.local)
         shared.gate.outlook = watch
 
-    def group(name: str, members: list[int]) -> ProcessGroup:
-        return ProcessGroup(
-            prefixed(store, name), members.index(config.rank), len(members), met.address, config.timeout, watch
-        )
-
-    return HostsCommunicator(topology, local, watch, group)
+    between = "Gloo" if config.transport == "gloo" else "TCP"
+    refused = Counter[str]()
+    groups = host_groups.opener(config, store, met, watch, refused)
+    channels = host_groups.channels(config, store, met, watch, refused)
+    communicator = HostsCommunicator(topology, local, watch, groups, channels, between)
+    communicator.traffic.refused = refused
+    return communicator
 
 
 def _open_watch(config: Config, store: Store, met: introductions.Introductions) -> Watch:
@@ -125,10 +198,7 @@ def _open_watch(config: Config, store: Store, met: introductions.Introductions) 
     names = [met.topology.name_of(rank) for rank in range(config.size)]
     if introductions.job_secret(config) is not None and config.coordinator_port is not None:
         return Watch(config, met.secret, names)
-    # The store that has brought the workers together is not encrypted either.
-    config = dataclasses.replace(
-        config, host_address=met.address, rendezvous=None, tls="on" if config.tls == "on" else "off"
-    )
+    config = dataclasses.replace(host_groups.secured_as(config), host_address=met.address, rendezvous=None)
     hosted = None
     if config.rank == 0:
         hosted = HostedCoordinator(config, met.secret)
@@ -144,14 +214,20 @@ def _open_watch(config: Config, store: Store, met: introductions.Introductions) 
         raise
 
 
-def connect_gpus(config: Config, device: torch.device) -> NcclGroup:
-    """A group of all ranks' GPUs, of which this rank has ``device``; collective."""
+def gpu_connector(config: Config, device: torch.device) -> ConnectGpus:
+    """What connects the GPUs of all ranks, of which this rank has ``device``, in each generation; collective."""
     store = prefixed(_open_store(config), f"hocket/{config.restart}/nccl")
-    return NcclGroup(store, config.rank, config.size, config.timeout, device)
+
+    def connect(rank: int, size: int, generation: int, look: Callable[[], None] | None) -> NcclGroup:
+        return NcclGroup(prefixed(store, str(generation)), rank, size, config.timeout, device, look)
+
+    return connect
 
 
 def _check(config: Config) -> None:
     fits = not config.local_size or 0 <= config.local_rank < config.local_size <= config.size
+    if config.newcomer:
+        return
     if not 0 <= config.rank < config.size or not fits:
         raise UsageError(
             f"RANK={config.rank}, WORLD_SIZE={config.size}, LOCAL_RANK={config.local_rank} and "

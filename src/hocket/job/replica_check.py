@@ -40,6 +40,10 @@ class ReplicaCheck:
         self._witness: torch.Tensor | None = None  # a parameter, and its version after the last step
         self._version = 0
 
+    def begin_anew(self) -> None:
+        """Workers have come or gone, all at the same step: compare as at the beginning."""
+        self.steps, self._next, self._since = 0, self._every or 1, (0, 0.0)
+
     def after_step(self, *_: object) -> None:
         """Count a step; collective if a comparison is due."""
         self.steps += 1

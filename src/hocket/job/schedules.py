@@ -7,7 +7,7 @@ has had half as many batches as the others on the average therefore takes its sc
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -28,16 +28,26 @@ class LoopPace:
         self.own, self.pace = 0, 0.0
         self._passes, self._followed = passes, 0  # backward passes when the last batch was followed
         self._following: Following | None = None
+        self._inherited: tuple[int, dict[int, list[int]]] = 0, {}
+
+    def place(self, scheduler: object) -> list[int]:
+        """Calls of a scheduler's ``step`` in this loop, and steps that it has taken, for a newcomer."""
+        return [0, 0] if self._following is None else self._following.counts.get(id(scheduler), [0, 0])
+
+    def inherit(self, own: int, places: dict[int, list[int]]) -> None:
+        """Begin the next loop, as a newcomer, where another worker is: its batches, and the places of schedulers."""
+        self._inherited = own, places
 
     def begin(self, optimizers: Callable[[], list[Optimizer]] | None) -> None:
         """A loop begins; the schedulers of ``optimizers``, if some are given, follow its pace until its end."""
-        self.own, self.pace = 0, 0.0
+        (self.own, places), self._inherited = self._inherited, (0, {})
+        self.pace, self._followed = 0.0, self._passes.count - 1
         if self._following is None and optimizers is not None:
-            self._following = Following(self, optimizers())
+            self._following = Following(self, optimizers(), places)
 
     def follow(self, pace: float) -> None:
         """This worker gets a batch; ``pace`` is how many batches a worker has had on the average."""
-        if not self.own or self._passes.count > self._followed:  # else it is another loop's part of the same batch
+        if self._passes.count > self._followed:  # else it is another loop's part of the same batch
             self.own += 1
         self._followed, self.pace = self._passes.count, pace
 
@@ -57,14 +67,16 @@ class LoopPace:
 class Following:
     """For the time of one training loop, the schedulers of some optimizers follow the pace of all workers."""
 
-    def __init__(self, pace: LoopPace, optimizers: list[Optimizer]) -> None:
+    def __init__(
+        self, pace: LoopPace, optimizers: list[Optimizer], places: Mapping[int, Sequence[int]] | None = None
+    ) -> None:
         self._pace = pace
         self._kinds: list[tuple[LRScheduler, type[LRScheduler]]] = []
-        self._counts: dict[int, list[int]] = {}  # calls of a scheduler's step(), and steps taken for them
+        self.counts: dict[int, list[int]] = {}  # calls of a scheduler's step(), and steps taken for them
         for scheduler in _schedulers(optimizers):
             kind = type(scheduler)
             self._kinds.append((scheduler, kind))
-            self._counts[id(scheduler)] = [0, 0]
+            self.counts[id(scheduler)] = [*(places or {}).get(id(scheduler), (0, 0))]
             scheduler.__class__ = self._make(kind)
 
     def end(self) -> None:
@@ -78,7 +90,7 @@ class Following:
             self._catch_up(scheduler, kind)
 
     def _catch_up(self, scheduler: LRScheduler, kind: type[LRScheduler]) -> None:
-        counts, pace = self._counts[id(scheduler)], self._pace
+        counts, pace = self.counts[id(scheduler)], self._pace
         due = int(counts[0] * pace.pace / pace.own + 1e-9) if pace.own else counts[0]
         for _ in range(due - counts[1]):
             kind.step(scheduler)
@@ -91,7 +103,7 @@ class Following:
             if args or kwargs:
                 kind.step(scheduler, *args, **kwargs)
                 return
-            following._counts[id(scheduler)][0] += 1
+            following.counts[id(scheduler)][0] += 1
             following._catch_up(scheduler, kind)
 
         return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__, "__doc__": kind.__doc__})

@@ -102,12 +102,12 @@ class Settling:
         """Settle the loops that were left in doubt; collective.
 
         Args:
-            call: The call that the script makes, for the message that this is late.
+            call: The call that the script makes, for the message that this is late; empty if it is not.
         """
         while self._due:
             owed = self.owed
             self._due.pop(0)()
-            if owed and self._communicator.rank == 0:
+            if owed and call and self._communicator.rank == 0:
                 print(
                     f"hocket: a training loop was left by an exception, or in a way that cannot be seen ({owed}): the "
                     f"model was settled only now, in {call}; call hocket.settle() before you save or evaluate it",

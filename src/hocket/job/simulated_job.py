@@ -103,6 +103,7 @@ class SimulatedJob:
             try:
                 found = script()
                 worker.training.loops.catch_up("the end of the script")
+                worker.training.settling.say_what_is_owed()
                 failed = False
                 return found
             finally:

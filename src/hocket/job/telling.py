@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
-from hocket.events import Facts, Happening, Metrics, NoSink, Progress, Sent, Sink, Traffic
+from hocket.events import Facts, Happening, Metrics, NoSink, PassDone, Progress, Sent, Sink, Traffic
 
 if TYPE_CHECKING:
+    from hocket.job.loader.passes import Pass
     from hocket.job.worker import Worker
 
 _ENDLESS = 10**8  # batches of a pass that nobody means to see the end of: samplers of endless data have some length
@@ -57,6 +59,12 @@ class Teller:
         if is_due or ends:
             self.tell_facts()
 
+    def tell_pass(self, loader: int, done: Pass, whole: int | None) -> None:
+        """Tell the launcher how many of the ``whole`` samples of an epoch have counted, if that is known."""
+        trained = done.loop is not None and done.loop.has_trained
+        if trained and whole is not None:
+            self._sink.put(PassDone(loader, done.plan.epoch, done.samples, whole))
+
     def tell_again(self) -> None:
         """Tell the launcher how far the last loop came, which has ended, or was left, or whose script ends."""
         if self._told is not None:
@@ -86,7 +94,10 @@ class Teller:
         """Let the launcher know what exchanges with other hosts took so far."""
         traffic, self._next_traffic = self._worker.communicator.traffic, time.monotonic() + 1.0
         if traffic is not None:
-            self._sink.put(Traffic(traffic.host, traffic.under_way, traffic.exposed, dict(traffic.waited_for)))
+            uses = {name: list(astuple(use)) for name, use in dict(traffic.uses).items()}
+            waited_for = dict(traffic.waited_for)
+            hidden, measured = (traffic.under_way, traffic.exposed), (traffic.links, traffic.rates)
+            self._sink.put(Traffic(traffic.host, *hidden, waited_for, uses, *measured, dict(traffic.refused)))
 
     def tell_gradients(self) -> None:
         """Let the launcher know how much the gradients of workers differed so far."""

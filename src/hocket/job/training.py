@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
@@ -12,10 +13,12 @@ from torch.optim import Optimizer
 
 from hocket.capture.collector import BackwardPasses
 from hocket.comm.communicator import Communicator
+from hocket.comm.generation import Change
 from hocket.job.batch_weights import Weights
 from hocket.job.counts import TrainingCounts
 from hocket.job.guard import Guard
 from hocket.job.loader.division import DividedPasses
+from hocket.job.loader.global_batch import GlobalBatch
 from hocket.job.open_loops import Loops
 from hocket.job.owner import Owner
 from hocket.job.randomness import RandomState
@@ -35,22 +38,27 @@ class Training:
         strategies: The strategies at work, in the order in which models were distributed.
         idle: The strategies of a script alone, made when something asks for them.
         checks: The comparisons of replicas, by strategy.
-        warmups: The warmups of learning rates.
+        scalings: The learning rates that follow the global batch.
         metrics: The values that were reported last.
         loaders: How many loaders there have been.
         passes: How many passes over data have begun in a job with a coordinator; glances are taken back.
         batch: The batch at work, or what came after it.
         saver: Writes checkpoints; None before the first one.
         divided: The passes of each loader, as far as they are divided among the workers.
+        on_change: What the script wants to have called when the workers of the job have changed.
+        global_batches: How many samples all workers together take at once, of each loader that may train.
+        said: What was printed of batches.
+        save_at_end: Writes a checkpoint, if there is a folder for it, before all workers leave; collective.
     """
 
     def __init__(self, communicator: Communicator, owner: Owner, client: Client | None) -> None:
+        self._communicator = communicator
         self.models: list[nn.Module] = []
         self.parameters: dict[int, nn.Parameter] = {}
         self.strategies: list[Strategy] = []
         self.idle: list[functools.partial[Strategy]] = []
         self.checks: dict[Strategy, ReplicaCheck] = {}
-        self.warmups: list[Warmup] = []
+        self.scalings: list[Scaling] = []
         self.metrics: dict[str, float] = {}
         self.loaders = self.passes = 0
         self.batch = BatchAtWork()
@@ -66,6 +74,10 @@ class Training:
         self._step_of_batch = 0  # how many steps there had been when the batch at work came
         self._random: RandomState | None = None
         self.divided: weakref.WeakSet[DividedPasses] = weakref.WeakSet()
+        self.on_change: list[Callable[[Change], None]] = []
+        self.global_batches: list[GlobalBatch] = []
+        self.said: set[str] = set()
+        self.save_at_end: Callable[[], None] = lambda: None
 
     def mark(self) -> tuple[int, ...]:
         """Something that changes with each exchange."""
@@ -80,6 +92,7 @@ class Training:
             weight: By what gradients that are not exchanged yet are multiplied.
             lost: Samples of lost workers, in batches that are not exchanged yet.
         """
+        self.follow_batch()
         self.counts.samples -= lost
         self.weights.set(self.weights.now * weight)
         for strategy in self.strategies:
@@ -91,6 +104,11 @@ class Training:
 
     def _optimizers(self) -> list[Optimizer]:
         return [counter.optimizer for counter in self.counts.counters]
+
+    def follow_batch(self) -> None:
+        """The global batch may have changed: have learning rates that were scaled follow it."""
+        for scaling in self.scalings:
+            scaling.follow()
 
     def wake(self) -> list[Strategy]:
         """All strategies, those that were not needed so far included."""
@@ -105,6 +123,7 @@ class Training:
 
     def begin_loop(self, loader: object, epoch: int) -> Loop:
         """A training loop begins."""
+        self._communicator.begin()
         self.counts.begin_loop()
         return self.loops.begin(loader, epoch)
 
@@ -147,9 +166,11 @@ class Training:
         return state
 
 
-class Warmup(Protocol):
-    """A gradual start of the learning rate."""
+class Scaling(Protocol):
+    """Learning rates that follow the global batch."""
 
     def state(self) -> list[Any]: ...
 
     def load_state(self, state: list[Any]) -> None: ...
+
+    def follow(self) -> None: ...

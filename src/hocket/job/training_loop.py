@@ -1,17 +1,14 @@
-"""One pass over a loader as training sees it: the batches that the script was given, and how the pass ended."""
+"""One pass over a loader as training sees it: the batches that the script was given."""
 
 from __future__ import annotations
 
-import dis
-import gc
-import inspect
 from collections import deque
 from collections.abc import Callable
-from types import FrameType, TracebackType
 from typing import Any
 
 from hocket.capture.collector import BackwardPasses
 from hocket.capture.model_hooks import tensors
+from hocket.errors import UsageError
 from hocket.strategies.base import Strategy
 
 
@@ -59,6 +56,14 @@ class Loop:
         self.between: Callable[[], None] | None = None  # what the loader does between two batches
         self.after: Callable[[], None] | None = None  # called when all batches are done, and no more will come
 
+    def check_thread(self, *, agrees: bool) -> None:
+        """Raise if ranks ``agree`` on something in every batch, and the loop is in a thread."""
+        if self.in_thread and agrees:
+            raise UsageError(
+                "a loader was iterated in a thread of the script, where ranks cannot agree on batches, as this data or "
+                "strategy needs: iterate it in the main thread, and let DataLoader(num_workers=…) read ahead"
+            )
+
     @property
     def trains(self) -> bool:
         """Whether the script has trained on the batch at work."""
@@ -82,63 +87,3 @@ def _things(value: object) -> list[object]:
 def storages(value: object) -> set[int]:
     """Where the tensors of a value are in memory."""
     return {tensor.untyped_storage().data_ptr() for tensor in tensors(value) if tensor.numel()}
-
-
-_LETS_GO = {  # instructions that let go of an iterator, and never raise
-    "POP_TOP",  # break, and return in a loop
-    "POP_ITER",
-    "END_FOR",
-    "STORE_FAST",  # another value for the variable
-    "STORE_NAME",
-    "STORE_GLOBAL",
-    "STORE_DEREF",
-    "DELETE_FAST",
-    "DELETE_NAME",
-    "DELETE_GLOBAL",
-    "DELETE_DEREF",
-    "RETURN_VALUE",
-    "RETURN_CONST",
-}
-_ENDS = "FOR_ITER"  # at the end of zip or islice, or at an error of another iterator in them
-_CALLS = ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "PRECALL")
-
-
-def on_purpose(frame: FrameType | None) -> bool:
-    """Whether a generator that is being closed is let go without any error, so that code after the loop goes on.
-
-    Inside of ``close()`` nothing in Python's API tells ``break`` from ``raise``. The instruction that the closing frame
-    is at does: an iterator that is let go by ``break`` is let go by another instruction than one that an exception
-    unwinds. Where that leaves a doubt, it is an error.
-
-    Args:
-        frame: The frame that closes the generator.
-    """
-    while frame is not None and _is_closed(frame):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    name, is_inside = _instruction(frame)
-    if name in _CALLS:
-        return is_inside  # a function of the script has returned, and its variables are let go
-    return name in _LETS_GO or (name == _ENDS and not _raises(frame))
-
-
-def _is_closed(frame: FrameType) -> bool:
-    """Whether the frame belongs to a generator around this one, which is being closed as well."""
-    return bool(inspect.CO_GENERATOR & frame.f_code.co_flags) and _instruction(frame)[0] == "YIELD_VALUE"
-
-
-def _instruction(frame: FrameType) -> tuple[str, bool]:
-    """The instruction of a frame, and whether it is past its beginning: a function was called, and has returned."""
-    found = ""
-    for each in dis.get_instructions(frame.f_code, show_caches=True):
-        if each.opname != "CACHE":
-            found = each.opname
-        if each.offset == frame.f_lasti:
-            return found, each.opname == "CACHE"
-    return "", False
-
-
-def _raises(frame: FrameType) -> bool:
-    """Whether an error is on its way through a frame: its traceback knows the frame then."""
-    return any(type(each) is TracebackType for each in gc.get_referrers(frame))

@@ -25,12 +25,15 @@ from hocket import spans
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator, calling
 from hocket.comm.coordinator_group import MeetingCommunicator
+from hocket.comm.generation import Change, Left
+from hocket.comm.groups import Groups
 from hocket.config import Config
 from hocket.errors import UsageError
 from hocket.events import NoSink, PipeSink, Sink, Stage
 from hocket.job import devices, forgotten, rendezvous
 from hocket.job.forgotten import Forgotten
 from hocket.job.goodbye import say_goodbye
+from hocket.job.notice import Notice
 from hocket.job.owner import Owner
 from hocket.job.randomness import reseed
 from hocket.job.regrouping import follow_changes
@@ -52,9 +55,11 @@ class Worker:
         sink: Takes what the launcher is to hear of this worker.
         owner: The thread that makes the calls which all ranks make together.
         training: What this worker trains.
+        groups: What this worker does together with some of the others, or with all of them meanwhile.
         teller: Tells the launcher of the training.
         forgotten: Looks for what the script has forgotten.
         has_left: Whether this worker has said goodbye: loops that end now have nobody to tell.
+        notice: Knows whether this worker has to leave.
     """
 
     def __init__(self, config: Config, communicator: Communicator, sink: Sink | None = None) -> None:
@@ -62,9 +67,11 @@ class Worker:
         self.sink: Sink = sink or NoSink()
         self.owner = Owner()
         self.training = Training(communicator, self.owner, self.client)
+        self.groups = Groups(communicator)
         self.teller = Teller(self)
         self.forgotten = Forgotten(self)
         self.has_left = False
+        self.notice = Notice(self)
         follow_changes(self)
         _all.add(self)
 
@@ -78,7 +85,21 @@ class Worker:
         """The group that writes a checkpoint together; with servers, rank 0 alone, for which nobody waits."""
         return self.communicator if self.client is None else AloneCommunicator()
 
+    def look(self) -> None:
+        """Between two batches: go on with the workers that there are, or leave them, if that is asked.
 
+        Raises:
+            Left: this worker leaves, and its script ends.
+        """
+        try:
+            self.communicator.look()
+            self.notice.heed()
+        except Left:
+            self.notice.say_left()
+            raise
+
+
+_spare: Config | None = None  # what a process was told that stands by until it is needed
 _of_process: Worker | None = None  # the worker in threads that have no context of their own
 _of_context: ContextVar[Worker | None] = ContextVar("worker", default=None)
 _all: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -91,6 +112,8 @@ def find() -> Worker | None:
 
 def current() -> Worker:
     """The worker that runs this code; see ``find``."""
+    if _spare is not None:
+        _take_place()
     worker = find()
     if worker is None:
         raise UsageError("Hocket is not initialised: call hocket.init() at the beginning of the script")
@@ -146,9 +169,11 @@ os.register_at_fork(after_in_child=_be_no_worker)
 def init() -> None:
     """Become a worker of the job that launched this process, or be alone if nothing did.
 
-    Blocks until all workers are here. A second call does nothing.
+    Blocks until all workers are here. A second call does nothing. In a process that stands by for a lost worker, the
+    first call whose result depends on the rank blocks until the process is needed.
     """
-    if find() is not None:
+    global _spare
+    if find() is not None or _spare is not None:
         return
     config = configuration.read()
     if multiprocessing.current_process().name != "MainProcess":
@@ -159,6 +184,30 @@ def init() -> None:
     sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
     if config.timeline:
         _keep_spans(config, sink)
+    if config.seed is not None:
+        reseed(config.seed)
+    if config.spare_fd is not None:
+        sink.put(Stage("standing by"))
+        _spare = config
+        return
+    _enter(config, sink)
+
+
+def _take_place() -> None:
+    """Wait until this process, which stands by, is needed, and become the worker that it is to replace."""
+    global _spare
+    assert _spare is not None and _spare.spare_fd is not None
+    with os.fdopen(_spare.spare_fd) as told:
+        numbers = [int(word) for word in told.readline().split()]
+    if not numbers:
+        os._exit(0)  # the job is over
+    sink: Sink = PipeSink(_spare.events) if _spare.events is not None else NoSink()
+    config, _spare = configuration.take_place(_spare, *numbers), None
+    _enter(config, sink)
+
+
+def _enter(config: Config, sink: Sink) -> None:
+    """Join the other workers."""
     sink.put(Stage("joining"))
     with spans.span(spans.WAIT, "join the other workers"):
         communicator = rendezvous.join(config)
@@ -169,9 +218,10 @@ def init() -> None:
     become(worker)
     if config.checkpoint is not None and config.rank == 0:
         atexit.register(worker.forgotten.look_back)
-    if config.seed is not None:
-        reseed(config.seed)
-    sink.put(Stage("joined"))
+    if not config.newcomer:  # a newcomer has joined when it has what the others have
+        sink.put(Stage("joined"))
+    if config.job is not None:
+        worker.notice.watch()
     if config.size > 1:
         devices.take(config.local_rank)
     if config.size > 1 or config.servers:
@@ -189,12 +239,16 @@ def _keep_spans(config: Config, sink: Sink) -> None:
     atexit.register(spans.stop)
 
 
-def meeting() -> Worker:
-    """The worker that runs this code, before something that all ranks do together."""
+def meeting(call: str = "the next call that all ranks make") -> Worker:
+    """The worker that runs this code, before something that all ranks do together.
+
+    Args:
+        call: What the script calls, for the message that a loop is settled late; empty if it asks for just that.
+    """
     worker = current()
     worker.owner.check("a call that all ranks make together")
     with calling(""):
-        worker.training.loops.meet()
+        worker.training.loops.meet(call)
     return worker
 
 
@@ -223,7 +277,22 @@ def settle() -> None:
     training pauses: when batches are taken with ``next()``, in a script without a loader, or after an exception that
     was caught. Training may go on afterwards; a round of local steps begins anew.
     """
-    meeting().training.loops.settle()
+    meeting("").training.loops.settle()
+
+
+def on_change(function: Callable[[Change], None]) -> Callable[[Change], None]:
+    """Have ``function`` called on each worker that is left when a worker was lost, with what has changed.
+
+    Rank, size, data and exchanges are those of the workers that are left by then. The function may not call what all
+    ranks do together: the step in which the worker was lost goes on afterwards. May be used as a decorator. With
+    servers, gossip and Hogwild, where ranks stay as they are, nothing is called.
+
+    Args:
+        function: Takes a change: its ``generation``, the new ``rank`` and ``size``, and the numbers of the ``lost``
+            workers as they were when the job began.
+    """
+    current().training.on_change.append(function)
+    return function
 
 
 def rank() -> int:

@@ -63,12 +63,13 @@ class _Agent:
         self._channel, self._signals = channel, signals
         self._crew: LocalCrew | None = None
         self._reaching: _Reaching | None = None
-        self._secret, self._number = b"", 0
+        self._secret, self._number, self._name = b"", 0, ""
         self._base = config.environment()
         self._base.pop("PYTHONSAFEPATH", None)  # was meant for the agent
         self._told: set[CrewMember] = set()  # processes whose end the launcher knows
         self._heard = self._pinged = time.monotonic()
-        self._is_over = False
+        self._is_over = self._has_given_notice = False
+        self._later: list[Frame] = []  # processes that are to be started
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel.reader, selectors.EVENT_READ, _nothing)
         self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
@@ -81,8 +82,11 @@ class _Agent:
             "check": self._check,
             "listen": self._listen,
             "reach": self._reach,
+            "listen no more": self._listen_no_more,
             "reserve": self._reserve,
             "start": self._start,
+            "add": self._add,
+            "appoint": self._appoint,
             "signal": self._pass_signal,
             "input": lambda frame: self._input.take(frame.body),
             "end": self._end,
@@ -101,12 +105,23 @@ class _Agent:
                 self._say_trouble(f"its agent did not understand the launcher: {error!r}")
             except OSError as error:
                 self._say_trouble(f"its agent failed: {error}")
-            if self._signals.received:
-                self._say_trouble(f"its agent was ended by {signal.Signals(self._signals.received[0]).name}")
+            self._heed_signals()
             if time.monotonic() - self._heard > SILENCE:
                 print(f"its agent heard nothing of the launcher for {SILENCE:.0f} s", file=sys.stderr, flush=True)
                 self._is_over = True
             self._is_over = self._is_over or not self._channel.is_open
+
+    def _heed_signals(self) -> None:
+        """The first signal is a notice for this host, of which the launcher makes what it can; one more is the end."""
+        received = self._signals.received
+        if not received:
+            return
+        name = signal.Signals(received[0]).name
+        if self._crew is None or len(received) > 1 or received[0] == signal.SIGHUP:
+            self._say_trouble(f"its agent was ended by {name}")
+        elif not self._has_given_notice:
+            self._has_given_notice = True
+            self._channel.send("notice", signal=name)
 
     def close(self) -> None:
         """End everything of the job on this host."""
@@ -164,12 +179,20 @@ class _Agent:
         self._channel.send("checked", **scripts.look_for(frame.head["folder"], frame.head["command"], self._base))
 
     def _listen(self, frame: Frame) -> None:
-        self._reaching = _Reaching(self._secret, self._number)
+        if self._reaching is None:
+            self._reaching = _Reaching(self._secret, self._number)
+        self._reaching.listen()
         self._channel.send("listening", **self._reaching.addresses(frame.head["interface"]))
 
     def _reach(self, frame: Frame) -> None:
         assert self._reaching is not None
         self._channel.send("reached", **self._reaching.reach(frame.head["targets"], frame.head["seconds"]))
+
+    def _listen_no_more(self, _: Frame) -> None:
+        if self._reaching is not None:
+            self._reaching.stop_listening()
+        while self._later:
+            self._add(self._later.pop(0))
 
     def _reserve(self, frame: Frame) -> None:
         assert self._reaching is not None
@@ -184,6 +207,7 @@ class _Agent:
         head: dict[str, Any] = frame.head
         job = Job(tuple(head["command"]), head["size"], head["settings"], head["mark"], self._secret)
         part = HostPart(**head["part"])
+        self._name = part.name
         stdin = self._input.open() if part.count and part.first == 0 else None
         try:
             self._crew = LocalCrew(
@@ -193,11 +217,33 @@ class _Agent:
         finally:
             if stdin is not None:
                 os.close(stdin)
+        for text in self._crew.notes:
+            self._channel.send("note", text=text)
+
+    def _add(self, frame: Frame) -> None:
+        assert self._crew is not None
+        if self._reaching is not None and self._reaching.is_listening:  # no process is started beside a thread
+            self._later.append(frame)
+            return
+        role, size = frame.head["role"], int(frame.head["local_size"])
+        member = CrewMember(int(frame.head["number"]), self._name, role, local_size=size, is_newcomer=role == "rank")
+        try:
+            self._crew.add(member)
+        except OSError:  # this host has no room for another process: as if it had been killed at once
+            self._channel.send("ended", name=member.name, status=-signal.SIGKILL)
+
+    def _appoint(self, frame: Frame) -> None:
+        assert self._crew is not None
+        for spare in self._crew.members:
+            if spare.name == frame.head["name"] and spare.returncode is None:
+                spare.local_size = int(frame.head["local_size"])
+                self._crew.appoint(spare, int(frame.head["number"]))
+                return
 
     def _pass_signal(self, frame: Frame) -> None:
         if self._crew is not None:
             for member in self._crew.members:
-                if member.name == frame.head["name"]:
+                if member.name == frame.head["name"] and member.returncode is None:
                     self._crew.signal(member, frame.head["number"])
 
     def _end(self, _: Frame) -> None:
@@ -225,9 +271,19 @@ class _Reaching:
     """This host's part in finding out which addresses lead where."""
 
     def __init__(self, secret: bytes, number: int) -> None:
-        self._secret = secret
-        self._listener: interfaces.Listener | None = interfaces.Listener(secret, number)
+        self._secret, self._number = secret, number
+        self._listener: interfaces.Listener | None = None
         self._reserved: list[socket.socket] = []
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether a thread listens for others that try addresses."""
+        return self._listener is not None
+
+    def listen(self) -> None:
+        """Let others try the addresses of this host."""
+        if self._listener is None:
+            self._listener = interfaces.Listener(self._secret, self._number)
 
     def addresses(self, interface: str | None) -> dict[str, Any]:
         """The addresses at which this host can perhaps be reached."""
@@ -247,7 +303,7 @@ class _Reaching:
         return {"ports": [each.getsockname()[1] for each in self._reserved]}
 
     def stop_listening(self) -> None:
-        """Others have tried; threads have ended then, so that workers may be started."""
+        """Others have tried; the thread has ended then."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -9,8 +9,8 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from hocket.errors import JobError, UsageError
 from hocket.launch import channel, leftovers
@@ -25,6 +25,7 @@ _CLOCKS = 5
 _MOST_NOISE = 1 << 16  # bytes that a login may print
 _WORDS = 40  # lines of ssh's that are kept
 _PATIENCE = 3.0  # seconds of silence after which an end is not waited for
+T = TypeVar("T")
 
 
 class AgentLink:
@@ -133,22 +134,100 @@ class AgentLink:
         return b""
 
 
+class Question(NamedTuple):
+    """What several agents are asked at once.
+
+    Attributes:
+        kind: The kind of the question; empty if nothing is sent, and agents say by themselves what is waited for.
+        answer: The kind of the answer.
+        heads: What to ask each of them.
+        seconds: How long to wait.
+        body: Bytes that go with the question.
+    """
+
+    kind: str
+    answer: str
+    heads: dict[AgentLink, dict[str, Any]]
+    seconds: float
+    body: bytes = b""
+
+
+Answers = dict[AgentLink, dict[str, Any]]
+"""The answers of those that gave one."""
+
+Talk = Generator[Question, Answers, T]
+"""A talk with agents: yields its questions, one after the other, is sent the answers, and returns what it has found."""
+
+
+class Interview:
+    """Carries on a talk with agents, as far as answers have come; waits for nobody.
+
+    Attributes:
+        is_over: Whether the talk has come to its end.
+        found: What it has returned then.
+    """
+
+    def __init__(self, talk: Talk[Any]) -> None:
+        self._talk = talk
+        self._answers: Answers = {}
+        self.is_over = False
+        self.found: Any = None
+        self._ask(lambda: next(talk))
+
+    def take(self, link: AgentLink, frame: Frame) -> None:
+        """An agent has said something."""
+        if not self.is_over and frame.kind == self._question.answer and link in self._question.heads:
+            self._answers[link] = frame.head
+
+    def tick(self, *, hurries: bool = False) -> None:
+        """Go on if nobody is to answer any more, or at once if it ``hurries``; raises what the talk raises."""
+        if self.is_over:
+            return
+        missing = any(link not in self._answers and not link.trouble for link in self._question.heads)
+        if hurries or not missing or time.monotonic() > self._deadline:
+            answers, self._answers = self._answers, {}
+            self._ask(lambda: self._talk.send(answers))
+
+    def _ask(self, step: Callable[[], Question]) -> None:
+        try:
+            self._question = question = step()
+        except StopIteration as end:
+            self.is_over, self.found = True, end.value
+            return
+        self._deadline = time.monotonic() + question.seconds
+        for link, head in question.heads.items() if question.kind else ():
+            link.channel.send(question.kind, question.body, **head)
+
+
 class AgentLinks:
     """The connections to all hosts of a job."""
 
     def __init__(self, links: Sequence[AgentLink], signals: Signals) -> None:
-        self.all = list(links)
         self._received = signals.received
         self._last = time.monotonic()
         self._minds_silence = self._compares_clocks = False
         self._selector = selectors.PollSelector()  # it also takes files, which the standard input may be
         self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
+        self.all: list[AgentLink] = []
         for link in links:
-            self._selector.register(link.stderr, selectors.EVENT_READ, link)
-            self._selector.register(link.channel.reader, selectors.EVENT_READ, link)
+            self.add(link)
         self._stop = threading.Event()
         self._pinging = threading.Thread(target=self._ping, name="hocket-ping", daemon=True)
         self._pinging.start()
+
+    def add(self, link: AgentLink) -> None:
+        """One more connection."""
+        self._selector.register(link.stderr, selectors.EVENT_READ, link)
+        self._selector.register(link.channel.reader, selectors.EVENT_READ, link)
+        self.all.append(link)
+
+    def drop(self, link: AgentLink) -> None:
+        """Hang up on a host that is not needed; waits for its agent, which ends at once, no longer than a moment."""
+        self._forget(link)
+        if link.stderr in self._selector.get_map():
+            self._selector.unregister(link.stderr)
+        self.all.remove(link)
+        link.close(0.5)
 
     def watch(self, descriptor: int, action: Callable[[], None]) -> None:
         """Also wait for ``descriptor``, and call ``action`` when it is readable."""
@@ -179,7 +258,7 @@ class AgentLinks:
         before, self._last = self._last, time.monotonic()
         for link in self.all if self._minds_silence else ():
             link.silent += min(self._last - before, _PING)  # it may have been this process that stood still
-            if not link.trouble and link.silent > SILENCE:
+            if link.hello and not (link.trouble or link.is_done) and link.silent > SILENCE:
                 link.trouble = f"nothing was heard of it for {SILENCE:.0f} s"
                 self._forget(link)
 
@@ -210,21 +289,21 @@ class AgentLinks:
         Returns:
             The answers of those that gave one; fewer if a signal asks for the end.
         """
-        for link, head in questions.items():
-            link.channel.send(kind, body, **head)
-        return self.await_all(list(questions), answer, seconds)
 
-    def await_all(self, links: list[AgentLink], kind: str, seconds: float) -> dict[AgentLink, dict[str, Any]]:
-        """Wait until each of ``links`` has sent a frame of ``kind``, is gone, or the time is over."""
-        answers: dict[AgentLink, dict[str, Any]] = {}
-        deadline = time.monotonic() + seconds
-        while any(link not in answers and not link.trouble for link in links):
-            if self._received or (left := deadline - time.monotonic()) <= 0:
-                break
-            for link, frame in self.receive(min(left, 0.25)):
-                if frame.kind == kind:
-                    answers[link] = frame.head
-        return answers
+        def talk() -> Talk[Answers]:
+            return (yield Question(kind, answer, questions, seconds, body))
+
+        return self.carry_out(talk())
+
+    def carry_out(self, talk: Talk[T]) -> T:
+        """Have a talk from its beginning to its end; when a signal asks for the end, it hears no more answers."""
+        interview = Interview(talk)
+        while not interview.is_over:
+            for link, frame in self.receive(0.1):
+                interview.take(link, frame)
+            interview.tick(hurries=bool(self._received))
+        found: T = interview.found
+        return found
 
     def listen_to_end(self, link: AgentLink, seconds: float = 0.5) -> None:
         """Hear the last words of a connection that is over; they come with the end of its process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import tempfile
@@ -18,7 +19,19 @@ from hocket.lab.compare import compare_cli
 from hocket.lab.doctor import doctor_cli
 from hocket.lab.rig import rig_cli
 from hocket.lab.trace import trace_cli
-from hocket.launch import host_list, leftovers, listener, machine, remote, runs_cli, scripts, stdio, supervisor
+from hocket.launch import (
+    host_list,
+    jobs_cli,
+    leftovers,
+    listener,
+    machine,
+    remote,
+    runs_cli,
+    scripts,
+    stdio,
+    supervisor,
+)
+from hocket.launch.discovery import Discovery
 from hocket.launch.environment import Job
 from hocket.launch.flags import takes_settings
 from hocket.launch.host_list import Host, Wishes
@@ -39,13 +52,15 @@ app.add_typer(rig_cli.app, name="rig")
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 @takes_settings(
-    before={"tls": ["server_hosts"], "ssh": ["no_record", "tensorboard", "log_dir", "host", "hostfile"]},
+    before={"tls": ["server_hosts"], "ssh": ["no_record", "tensorboard", "log_dir", "host", "hostfile", "discover"]},
 )
 def run(
     *,
     script: Annotated[str, typer.Argument(help="The script, or with -m the module, that every worker runs.")],
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
-    workers: Annotated[str, typer.Option("-n", "--workers", help="How many workers, or auto: one per core.")] = "auto",
+    workers: Annotated[
+        str, typer.Option("-n", "--workers", help="How many workers; auto, one per core; or 2..8, never fewer or more.")
+    ] = "auto",
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
     settings: dict[str, str],
     server_hosts: Annotated[
@@ -65,6 +80,12 @@ def run(
     hostfile: Annotated[
         Path | None, typer.Option("--hostfile", help="The same from a file: a host in every line, node1 slots=4.")
     ] = None,
+    discover: Annotated[
+        str | None,
+        typer.Option(
+            "--discover", help="The same from a command that prints such lines: asked again while the job runs."
+        ),
+    ] = None,
     export: Annotated[
         list[str] | None,
         typer.Option("-x", "--export", help="An environment variable for workers on other hosts: NAME or NAME=VALUE."),
@@ -77,19 +98,34 @@ def run(
         leftovers.end_with_parent(with_parent)
     if no_record and tensorboard:
         raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
-    if host is not None and hostfile is not None:
-        raise UsageError("-H and --hostfile both name the hosts: use one of them")
+    naming = [flag for flag, value in (("-H", host), ("--hostfile", hostfile), ("--discover", discover)) if value]
+    if len(naming) > 1:
+        raise UsageError(f"{naming[0]} and {naming[1]} both name the hosts: use one of them")
+    bounds = machine.worker_bounds(workers)
+    discovery = Discovery(discover) if discover is not None else None
     named = host_list.parse(host) if host is not None else host_list.read_file(hostfile) if hostfile is not None else []
+    if discovery is not None:
+        named = discovery.first()
     if not named:
         of_hosts = {f"--{name}": settings.get(name) for name in config.FOR_HOSTS}
         _refuse_without_hosts({**of_hosts, "-x": export, "--server-hosts": server_hosts})
     command = scripts.command(script, args or [], module)
     settings = _checked(settings)
-    count = machine.worker_count(workers, int(settings.get("servers", "0"))) if not named else 0
+    _check_spares(settings)
+    spares = int(settings.get("spares", "0"))
+    if named and (discovery or bounds or spares) and settings.get("transport", "auto") == "auto":
+        settings["transport"] = "tcp"  # so that workers and hosts can come, and go
+    beside = int(settings.get("servers", "0")) + spares
+    if bounds is not None:
+        settings["min-workers"] = str(max(bounds[0], int(settings.get("min-workers", "1"))))
+    count = 0
+    if not named:
+        count = machine.choose_workers(bounds, beside) if bounds else machine.worker_count(workers, beside)
     _check_strategy(settings, count)
     if not named:
-        machine.check_files(count + int(settings.get("servers", "0")))
-    job = Job(command, count, {name: value for name, value in settings.items() if name not in config.FOR_LAUNCHER})
+        machine.check_files(count + beside)
+    told = {name: value for name, value in settings.items() if name not in config.FOR_LAUNCHER}
+    job = Job(command, count, told, most=bounds[1] if bounds else None)
     if log_dir is not None:
         _check_folder("log-dir", log_dir)
 
@@ -101,13 +137,17 @@ def run(
     if named:
         dealt = _server_hosts(server_hosts, job.servers) if server_hosts is not None else {}
         wishes = _wishes(named, workers, settings, export or [], dealt)
-        sys.exit(remote.run_on_hosts(job, wishes, log_dir, record, drawn))
-    sys.exit(supervisor.run(job, log_dir, record(job, None), report, timeline=drawn))
+        with contextlib.closing(discovery) if discovery is not None else contextlib.nullcontext():
+            sys.exit(remote.run_on_hosts(job, wishes, log_dir, record, drawn, discovery))
+    called = report is not None or with_parent is not None  # its end is that of the caller, who waits for it
+    sys.exit(supervisor.run(job, log_dir, record(job, None), report, timeline=drawn, gives_notice=not called))
 
 
 app.command(context_settings={"allow_interspersed_args": False})(compare_cli.compare)
 app.command()(trace_cli.trace)
 app.command()(doctor_cli.doctor)
+app.command()(jobs_cli.jobs)
+app.command()(jobs_cli.resize)
 
 
 @app.command()
@@ -156,12 +196,14 @@ def _wishes(
     named: list[Host], workers: str, settings: dict[str, str], export: list[str], servers: dict[str, list[int]]
 ) -> Wishes:
     """What the user says about the hosts, after a look at it."""
-    if workers != "auto" and (not workers.isdecimal() or int(workers) < 1):
+    bounds = machine.worker_bounds(workers)
+    if bounds is None and workers != "auto" and (not workers.isdecimal() or int(workers) < 1):
         raise UsageError(f"-n {workers}: must be a number of workers from 1, or be left out for all slots of the hosts")
-    count = None if workers == "auto" else int(workers)
+    count = None if workers == "auto" else bounds[1] if bounds else int(workers)
     return Wishes(
         named, count, settings.get("ssh") or config.SETTINGS["ssh"].default, settings.get("python") or None,
         settings.get("interface") or None, config.exported(export), servers,
+        bounds[0] if bounds else None,
     )  # fmt: skip
 
 
@@ -177,6 +219,13 @@ def _checked(given: dict[str, str]) -> dict[str, str]:
         _check_folder("checkpoint", folder)
         settings["checkpoint"] = str(folder)
     return settings
+
+
+def _check_spares(settings: dict[str, str]) -> None:
+    count = settings.get("spares", "0")
+    on_loss = settings.get("on-loss", config.SETTINGS["on-loss"].default)
+    if int(count) and on_loss not in ("auto", "replace"):
+        raise UsageError(f"--spares {count} needs --on-loss replace: leave out --on-loss {on_loss}, or the spares")
 
 
 def _check_strategy(settings: dict[str, str], workers: int) -> None:

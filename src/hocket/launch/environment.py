@@ -12,7 +12,8 @@ from hocket import config
 from hocket.launch import leftovers, machine
 from hocket.launch.crew import CrewMember
 
-_OF_ONE = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOCKET_SERVER", "HOCKET_COORDINATOR")  # variables of one process
+_OF_ONE = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOCKET_SERVER", "HOCKET_COORDINATOR", "HOCKET_NEWCOMER",
+           "HOCKET_SPARE_FD", "HOCKET_SPANS_HOSTS")  # variables of one process  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class Job:
 
     Attributes:
         command: The script (or ``-m`` and the module) and its arguments.
-        size: How many workers.
+        size: How many workers there are at the start.
         settings: Values for the ``HOCKET_*`` variables, by setting.
         mark: Carried by every process of the job.
         secret: Known to the job's processes alone; never in an argument list, an environment or a log.
+        most: The most workers that it may ever have; None if there is no bound.
     """
 
     command: tuple[str, ...]
@@ -32,11 +34,21 @@ class Job:
     settings: dict[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: secrets.token_hex(16))
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    most: int | None = None
 
     @property
     def servers(self) -> int:
         """How many parameter servers."""
         return int(self.settings.get("servers") or 0)
+
+    @property
+    def spares(self) -> int:
+        """How many processes stand by."""
+        return int(self.settings.get("spares") or 0)
+
+    def setting(self, name: str) -> str:
+        """The value of a setting, as a text."""
+        return self.settings.get(name) or config.SETTINGS[name].default
 
     @property
     def has_coordinator(self) -> bool:
@@ -65,6 +77,9 @@ class HostPart:
         interface: The network interface of this address.
         master: The address of host 0, which has rank 0 and the coordinator.
         servers: The numbers of the servers on this host.
+        spares: The numbers of the processes that stand by there from the beginning.
+        slots: How many workers it may have.
+        spans: Whether workers of other hosts are in the job, or may come.
     """
 
     number: int
@@ -76,6 +91,9 @@ class HostPart:
     interface: str
     master: str
     servers: Sequence[int] = ()
+    spares: Sequence[int] = ()
+    slots: int = 0
+    spans: bool = True
 
     def mark(self, job: Job) -> str:
         """The mark of this host's processes of the job alone: two hosts may share a kernel."""
@@ -92,6 +110,7 @@ def members(job: Job, part: HostPart | None = None) -> list[CrewMember]:
         *(CrewMember(rank, here) for rank in workers),
         *(CrewMember(number, here, "server") for number in servers),
         *([CrewMember(0, here, "coordinator")] if has_coordinator else []),
+        *(CrewMember(number, here, "spare") for number in (range(job.spares) if part is None else part.spares)),
     ]
 
 
@@ -107,21 +126,31 @@ def variables(
         part: The host of the process; without one, the job has this host only.
         base: The environment to begin with, instead of that of this process.
     """
-    env = _of_everyone(job, ports, part, base)
+    env = _of_everyone(job, member, ports, part, base)
     if member.role == "server":
         env["HOCKET_SERVER"] = str(member.number)
     if member.role == "coordinator":
         env["HOCKET_COORDINATOR"] = "1"
-    if not member.is_worker:
+    if member.is_newcomer or member.role == "spare":
+        env["HOCKET_NEWCOMER"] = "1"
+    if member.is_worker:
+        env.update(RANK=str(member.number), LOCAL_RANK=str(member.local_rank), ROLE_RANK=str(member.number))
+    elif member.role != "spare":
         return env
-    local_rank = member.number - (0 if part is None else part.first)
-    env.update(RANK=str(member.number), LOCAL_RANK=str(local_rank), ROLE_RANK=str(member.number))
     return config.hide(env) if env.get(config.SETTINGS["hide-torch-env"].variable) == "on" else env
 
 
-def _of_everyone(job: Job, ports: Ports, part: HostPart | None, base: Mapping[str, str] | None) -> dict[str, str]:
+def local_size(job: Job, member: CrewMember, part: HostPart | None) -> int:
+    """How many workers the host of ``member`` has: as many as at the start, unless the launcher says otherwise."""
+    return member.local_size or (job.size if part is None else part.count)
+
+
+def _of_everyone(
+    job: Job, member: CrewMember, ports: Ports, part: HostPart | None, base: Mapping[str, str] | None
+) -> dict[str, str]:
     """What all processes of a host have in common. They share its cores evenly: idle threads of torch spin a while."""
-    sharing = job.size + job.servers if part is None else part.count + len(part.servers)
+    workers = local_size(job, member, part)
+    sharing = max(1, workers + (job.servers if part is None else len(part.servers)))
     env = {name: value for name, value in (base or config.environment()).items() if not name.startswith(config.HIDDEN)}
     for name in (*(config.SETTINGS[name].variable for name in config.FOR_HOSTS), *_OF_ONE):
         env.pop(name, None)  # what is for the launcher alone, or comes from a job around this one
@@ -130,7 +159,7 @@ def _of_everyone(job: Job, ports: Ports, part: HostPart | None, base: Mapping[st
     env.update(
         GROUP_RANK="0",
         WORLD_SIZE=str(job.size),
-        LOCAL_WORLD_SIZE=str(job.size if part is None else part.count),
+        LOCAL_WORLD_SIZE=str(workers),
         GROUP_WORLD_SIZE="1",
         ROLE_WORLD_SIZE=str(job.size),
         ROLE_NAME="default",
@@ -157,6 +186,7 @@ def _of_part(job: Job, part: HostPart, env: Mapping[str, str]) -> dict[str, str]
         "HOCKET_RENDEZVOUS": f"hocket-{part.mark(job)}",
         "HOCKET_HOST_NAME": part.name,
         "HOCKET_ADDRESS": part.address,
+        **({"HOCKET_SPANS_HOSTS": "1"} if part.spans else {}),
     }
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if not env.get(name):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from hocket import messages
 from hocket.events import FOLDER_BEGUN, FOLDER_DONE, Happening, RecordDecoder
-from hocket.launch import leftovers
+from hocket.launch import leftovers, mps
 
-_PROTECT, _DISMISS = 1, 2  # kinds of messages from the launcher
+_PROTECT, _DISMISS, _MPS = 1, 2, 3  # kinds of messages from the launcher
 _PATIENCE = 30.0  # seconds to try; a busy machine needs some to end its processes
 
 
@@ -45,6 +45,10 @@ class Guardian:
     def protect(self, mark: str) -> None:
         """From now on, end the job of this mark."""
         os.write(self._writer, messages.encode(_PROTECT, {"mark": mark}, b""))
+
+    def protect_mps(self, folder: str) -> None:
+        """End the job's MPS daemon, too, which is in ``folder`` or will be."""
+        os.write(self._writer, messages.encode(_MPS, {"folder": folder}, b""))
 
     def dismiss(self) -> None:
         """The job has ended in order, and its processes are gone; returns when its temporary folders are, too."""
@@ -120,8 +124,11 @@ def _guard(reader: int, heard: int, folder: str) -> None:
             os.closerange(low + 1, high)
         os.set_blocking(heard, False)
         unfinished = Unfinished()
-        mark, is_dismissed = _wait(reader, heard, unfinished)
+        mark, mps_folder, is_dismissed = _wait(reader, heard, unfinished)
         deadline = time.monotonic() + _PATIENCE
+        if mps_folder and not is_dismissed:
+            leftovers.kill(mark)
+            mps.end(mark, mps_folder)
         while time.monotonic() < deadline:
             if mark and not is_dismissed:
                 leftovers.kill(mark)
@@ -135,20 +142,23 @@ def _guard(reader: int, heard: int, folder: str) -> None:
         os._exit(0)
 
 
-def _wait(reader: int, heard: int, unfinished: Unfinished) -> tuple[str, bool]:
-    """The mark of the job, and whether the launcher has dismissed this process, or is gone."""
-    mark, decoder = "", messages.Decoder()
+def _wait(reader: int, heard: int, unfinished: Unfinished) -> tuple[str, str, bool]:
+    """The mark of the job, the folder of its MPS, and whether the launcher has dismissed this process, or is gone."""
+    mark, mps_folder, decoder = "", "", messages.Decoder()
     while True:
         ready, _, _ = select.select([reader, heard], [], [])
         if heard in ready:
             _hear(heard, unfinished)
         if reader in ready:
             if not (data := os.read(reader, 1 << 12)):
-                return mark, False
+                return mark, mps_folder, False
             for message, _ in decoder.feed(data):
                 if message.kind == _DISMISS:
-                    return mark, True
-                mark = message.head["mark"]
+                    return mark, mps_folder, True
+                if message.kind == _MPS:
+                    mps_folder = message.head["folder"]
+                else:
+                    mark = message.head["mark"]
 
 
 def _hear(heard: int, unfinished: Unfinished) -> None:

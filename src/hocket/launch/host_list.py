@@ -40,13 +40,14 @@ class Wishes:
 
     Attributes:
         hosts: The hosts, in the order of their ranks.
-        workers: How many of the slots to take; None is all.
+        workers: How many of the slots to take, or the most of them if there is a least; None is all.
         ssh: The ssh command.
         python: The interpreter on other hosts; None is the same path as here.
         interface: The network interface for the job; None is the one that is found.
         exported: Variables for the environment of all workers.
         servers: The numbers of the servers on each host that has some, by its name; none means that they are dealt
             out over the hosts of the workers.
+        least: With how few slots to begin, too; None if it has to be ``workers``.
     """
 
     hosts: Sequence[Host]
@@ -56,6 +57,7 @@ class Wishes:
     interface: str | None
     exported: dict[str, str]
     servers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    least: int | None = None
 
 
 def parse(text: str, flag: str = "-H", role: str = "worker") -> list[Host]:
@@ -71,14 +73,19 @@ def read_file(path: Path) -> list[Host]:
     A name that stands there several times without a number, as in the node files of schedulers, has as many slots.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"--hostfile {path}: {reason}; name a file with a host in every line") from None
+    return read_lines(text, f"--hostfile {path}")
+
+
+def read_lines(text: str, source: str) -> list[Host]:
+    """The hosts in the lines of a host file, or of a command that writes such lines; ``source`` is for messages."""
     hosts: list[Host] = []
     times: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        where = f"--hostfile {path}, line {number}"
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{source}, line {number}"
         name, *rest = line.partition("#")[0].split() or [""]
         if not name:
             continue
@@ -90,8 +97,8 @@ def read_file(path: Path) -> list[Host]:
         if host.slots is not None or times[host.name] == 1:
             hosts.append(host)
     if not hosts:
-        raise UsageError(f"--hostfile {path}: there is no host in it; write one in every line")
-    _refuse_duplicates(hosts, f"--hostfile {path}")
+        raise UsageError(f"{source}: there is no host in it; write one in every line")
+    _refuse_duplicates(hosts, source)
     return [Host(host.name, times[host.name]) if times.get(host.name, 0) > 1 else host for host in hosts]
 
 
@@ -107,10 +114,12 @@ def needed(hosts: Sequence[Host], workers: int | None) -> list[Host]:
     return found
 
 
-def deal(slots: Sequence[int], workers: int | None) -> list[int]:
-    """How many workers each host gets: the first ``workers`` slots, or all."""
+def deal(slots: Sequence[int], workers: int | None, least: int | None = None) -> list[int]:
+    """How many workers each host gets: the first ``workers`` slots, or all; with a ``least``, as many as there are."""
     if workers is None:
         return list(slots)
+    if least is not None:
+        workers = max(least, min(workers, sum(slots)))
     if workers > sum(slots):
         raise UsageError(
             f"-n {workers}, but the hosts have {sum(slots)} slots: use at most -n {sum(slots)}, or give them more, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import platform
 import shutil
@@ -18,7 +17,18 @@ from typing import Any
 
 from hocket import __version__, config
 from hocket.errors import RecordError, UsageError
-from hocket.events import Facts, Gradients, Happening, Metrics, Progress, Record, ServerReport, Spans, Traffic
+from hocket.events import (
+    WORKERS_CHANGED,
+    Facts,
+    Gradients,
+    Happening,
+    Metrics,
+    Progress,
+    Record,
+    ServerReport,
+    Spans,
+    Traffic,
+)
 from hocket.launch import machine
 from hocket.launch.crew import CrewMember
 from hocket.launch.environment import Job
@@ -38,6 +48,9 @@ class EventListener:
 
     Attributes:
         screen: Shows progress, once there is a screen.
+        lead: The rank whose progress is that of the job.
+        progress: How far it is, if it has told that.
+        generation: How often the workers have changed.
         timeline: Takes spans, if the user wants a timeline.
     """
 
@@ -47,16 +60,24 @@ class EventListener:
         self._pace = RunPace()
         self._traffic, self._served, self._gossip = TrafficSummary(), ServedSummary(), GossipSummary()
         self._gradients, self._predicted = GradientSummary(), PredictedSummary()
-        self._lead = 0  # the rank whose progress is shown
+        self.lead = self.generation = 0
+        self.progress: Progress | None = None
         self._checkpoint = ""
         self._has_finished = False
 
     def take(self, member: CrewMember, record: Record) -> None:
-        """Pass on what a worker or server has told."""
+        """Pass on what a worker or server has told; of a spare, only what happens to it is of interest."""
+        if member.role == "spare" and not isinstance(record, Spans | Happening):
+            return
         rank = member.number if member.is_worker else None
-        if isinstance(record, Progress) and rank == self._lead and self.screen is not None:
-            self._pace.update(record)
-            self.screen.progress(self._pace)
+        if isinstance(record, Happening) and record.name == WORKERS_CHANGED and rank is not None:
+            self.follow(rank)  # the first of them tells, and reports from then on
+            self.generation = int(record.details.get("generation", self.generation))
+        if isinstance(record, Progress) and rank == self.lead:
+            self.progress = record
+            if self.screen is not None:
+                self._pace.update(record)
+                self.screen.progress(self._pace)
         elif isinstance(record, Happening) and record.name == "checkpoint saved":
             self._checkpoint = str(record.details.get("path") or self._checkpoint)
         elif isinstance(record, Traffic) and rank is not None:
@@ -70,28 +91,35 @@ class EventListener:
             if isinstance(record, Facts):
                 self._predicted.take(record)
         if isinstance(record, Spans | Happening):
-            self._draw(
-                functools.partial(
-                    Timeline.take, role=member.role, number=member.number, host=member.host, record=record
-                )
-            )
+            drawn = record
+            self._draw(lambda timeline: timeline.take(member.role, member.number, member.host, drawn, member))
         if isinstance(record, Happening) and not member.is_worker:
             record = replace(record, details={member.role: member.number, **record.details})
         if self._recorder is not None:
             self._recorder.take(rank, record)
 
-    def note(self, name: str, details: dict[str, Any], line: str) -> None:
-        """Something that the launcher itself has seen: said on the screen, and written down."""
-        self._say(line)
+    def note(self, name: str, details: dict[str, Any], line: str = "") -> None:
+        """Something that the launcher itself has seen: said on the screen, if there is a line, and written down."""
+        if line:
+            self.say(line)
         self._draw(lambda timeline: timeline.mark(name))
         if self._recorder is not None:
             self._recorder.take(None, Happening(name, details))
 
     def follow(self, rank: int) -> None:
         """Take the progress of ``rank`` as that of the job from now on."""
-        self._lead = rank
+        if rank != self.lead:
+            self._pace = RunPace()  # its times are those of another process
+        self.lead = rank
         if self._recorder is not None:
             self._recorder.lead = rank
+
+    def renew(self, rank: int) -> None:
+        """What ``rank`` tells from now on is of a new process, and comes on top of what the one before has told."""
+        if self._recorder is not None:
+            self._recorder.renew(rank)
+        if rank == self.lead:
+            self._pace = RunPace()
 
     def tick(self) -> None:
         """Write down, once a second, what was heard; to be called often."""
@@ -99,7 +127,7 @@ class EventListener:
             try:
                 self._recorder.tick()
             except RecordError as error:
-                self._say(f"hocket: the record of this run stops here: {error} ({self._recorder.folder})")
+                self.say(f"hocket: the record of this run stops here: {error} ({self._recorder.folder})")
 
     def last_checkpoint(self, resumed_from: str | None) -> list[str]:
         """The line of a report that says where the last checkpoint is, if there is one."""
@@ -130,14 +158,14 @@ class EventListener:
         try:
             self._recorder.finish(outcome.status, outcome.reason, outcome.lines if outcome.status else [])
         except RecordError as error:
-            self._say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
+            self.say(f"hocket: the record of this run is incomplete: {error} ({self._recorder.folder})")
 
     def _draw(self, write: Callable[[Timeline], None]) -> None:
         if self.timeline is not None:
             try:
                 write(self.timeline)
             except RecordError as error:
-                self._say(f"hocket: the timeline stops here: {error} ({self.timeline.path})")
+                self.say(f"hocket: the timeline stops here: {error} ({self.timeline.path})")
 
     @staticmethod
     def _say_where(timeline: Timeline) -> str:
@@ -147,7 +175,8 @@ class EventListener:
             return f"hocket: the beginning of the timeline is {path}{lost}: hocket trace {path} repairs it"
         return f"hocket: the timeline is {path}{lost}: open it at ui.perfetto.dev, or hocket trace {path}"
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Tell the user something."""
         if self.screen is not None:
             self.screen.say(line)
         else:
@@ -173,7 +202,7 @@ def open_record(
     parent = settings.get("run-dir") or config.SETTINGS["run-dir"].default
     folder = None
     try:
-        folder = run_records.make(Path(parent), _script(job))
+        folder = run_records.make(Path(parent), script_name(job))
         return Recorder(folder.absolute(), _describe(job, settings, hosts), tensorboard=tensorboard)
     except RecordError as error:
         if folder is not None:
@@ -199,7 +228,7 @@ def _describe(
     return {
         "run": {
             "command": ["hocket", *sys.argv[1:]],
-            "script": _script(job),
+            "script": script_name(job),
             "directory": str(Path.cwd()),
             "git commit": _git_commit(),
             "workers": job.size,
@@ -224,7 +253,7 @@ def _describe(
     }
 
 
-def _script(job: Job) -> str:
+def script_name(job: Job) -> str:
     """The script's name without folders and ending, or the module's last part."""
     if job.command[0] == "-m":
         return job.command[1].rpartition(".")[2]

@@ -34,7 +34,7 @@ def describe() -> dict[str, Any]:
         "free memory": free_memory(),
         "time": time.time(),
         "network": _network(),
-        "ssh address": config.ssh_address(),
+        "ssh address": ssh_address(),
     }
 
 
@@ -135,6 +135,27 @@ def worker_count(text: str, servers: int = 0) -> int:
     return count
 
 
+def worker_bounds(text: str) -> tuple[int, int] | None:
+    """Read ``-n 2..8``: the fewest and the most workers; None if the text is no range."""
+    least, dots, most = text.partition("..")
+    if not dots:
+        return None
+    if not (least.isdecimal() and most.isdecimal()) or int(least) < 1:
+        raise UsageError(f"-n {text}: must be the fewest and the most workers, from 1, for example -n 2..8")
+    if int(least) > int(most):
+        raise UsageError(f"-n {text}: the fewest workers come first, for example -n {most}..{least}")
+    return int(least), int(most)
+
+
+def choose_workers(bounds: tuple[int, int], beside: int = 0) -> int:
+    """As many workers as cores, within ``bounds``; fewer if the memory is not enough for these and what is beside."""
+    least, most = bounds
+    count = max(least, min(most, cores()))
+    if (room := most_workers(free_memory())) is not None:
+        count = max(least, min(count, room - beside))
+    return worker_count(str(count), beside)
+
+
 def most_workers(free: int | None) -> int | None:
     """How many workers the free memory is enough for, at least one; None where it is unknown."""
     return None if free is None else max(1, free // _WORKER_BYTES)
@@ -163,3 +184,18 @@ def _network() -> str:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116
     except OSError:
         return socket.gethostname()
+
+
+def working_folder() -> str:
+    """The working folder by the name that the user has for it, which other hosts know too if it is a link."""
+    named = config.environment().get("PWD", "")
+    try:
+        return named if os.path.isabs(named) and os.path.samefile(named, ".") else str(Path.cwd())  # noqa: PTH117, PTH121
+    except OSError:
+        return str(Path.cwd())
+
+
+def ssh_address() -> str | None:
+    """The address of this host at which SSH was reached, if this process was started through it."""
+    parts = config.environment().get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else None

@@ -12,7 +12,7 @@ from typing import Any
 from hocket import __version__, config
 from hocket.errors import HostError
 from hocket.launch import host_list, machine, scripts, ssh
-from hocket.launch.agent_links import AgentLink, AgentLinks
+from hocket.launch.agent_links import AgentLink, AgentLinks, Answers, Question, Talk
 from hocket.launch.environment import HostPart, Job, Ports
 from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
@@ -23,7 +23,7 @@ _ANSWER = 30.0
 _TRY = 4.0  # seconds to try all addresses of all hosts at once
 _CLOCKS = 30.0
 
-Ask = Callable[[str, str, dict[AgentLink, dict[str, Any]]], dict[AgentLink, dict[str, Any]]]
+Ask = Callable[[str, str, dict[AgentLink, dict[str, Any]]], Talk[Answers]]
 """Puts questions of one kind to agents at once, and gives the answers, of another kind, of those that gave one."""
 
 
@@ -36,7 +36,7 @@ class ReadyHosts:
         parts: What each host has of the job, in the order of the ranks; hosts without workers come last.
         ports: Reserved on the host at whose address all meet.
         folder: The folder in which workers and servers start.
-        exported: Variables for the environment of all workers.
+        reserve: Hosts that the user has named, and that are not needed yet.
         warnings: What a user should know, in lines.
     """
 
@@ -44,7 +44,7 @@ class ReadyHosts:
     parts: dict[AgentLink, HostPart]
     ports: Ports
     folder: str
-    exported: dict[str, str]
+    reserve: list[Host]
     warnings: list[str]
 
     @property
@@ -80,72 +80,134 @@ def gather(wishes: Wishes, job: Job, signals: Signals) -> ReadyHosts:
         raise
     links = AgentLinks(started, signals)
     try:
-        return _Preflight(wishes, job, links, signals).run()
+        return links.carry_out(_First(wishes, job, links, signals).run())
     except BaseException:
         links.close()
         raise
 
 
-class _Preflight:
-    def __init__(self, wishes: Wishes, job: Job, links: AgentLinks, signals: Signals) -> None:
-        self._wishes, self._job, self._links, self._signals = wishes, job, links, signals
-        self._folder = config.working_folder()
-        self._problems: list[tuple[AgentLink, str]] = []
+class Preflight:
+    """Looks at hosts, with whatever is wrong there in ``problems``; each look is at all hosts at once."""
 
-    def run(self) -> ReadyHosts:
-        """All looks, one after the other; each at all hosts at once."""
-        links = self._connect()
+    def __init__(self, wishes: Wishes, job: Job, links: AgentLinks) -> None:
+        self._wishes, self._job, self._links = wishes, job, links
+        self._folder = machine.working_folder()
+        self.problems: list[tuple[AgentLink, str]] = []
+
+    def connect(self, links: list[AgentLink]) -> Talk[list[AgentLink]]:
+        """The hosts whose agents said hello and are of the same versions as this process."""
+        yield Question("", "hello", {link: {} for link in links}, _CONNECT)
+        good = []
+        for link in links:
+            problem = compare_versions(link.hello) if link.hello else why_silent(self._links, link, self._wishes.python)
+            if problem:
+                self.problems.append((link, problem))
+            else:
+                good.append(link)
+        return good
+
+    def check_memory(self, counts: dict[AgentLink, int], servers: dict[AgentLink, list[int]]) -> None:
+        """Look whether the memory of each host is enough for so many workers, and for servers."""
+        for link, count in counts.items():
+            free, own = link.hello["free memory"], len(servers.get(link, ()))
+            most = machine.most_workers(free)
+            if most is None or count + own <= most:
+                continue
+            remedy = f"write {link.host.name}:{most - own}" if most > own else "put fewer servers there"
+            self.problems.append((link, f"{machine.too_many(count, free, own)}: {remedy}"))
+
+    def look_for_script(self, links: list[AgentLink]) -> Talk[None]:
+        """Tell agents the job, and look whether the script is there, with the same contents as here."""
+        for link in links:
+            link.channel.send("job", self._job.secret, number=link.number, environment=self._wishes.exported)
+        command = list(self._job.command[:2])
+        what = f"module {command[1]!r}" if command[0] == "-m" else f"script {command[0]!r}"
+        base = config.environment()
+        here = scripts.look_for(self._folder, command, base)
+        questions = {link: {"folder": self._folder, "command": command} for link in links}
+        said = yield from self.ask("check", "checked", questions)
+        for link, there in said.items():
+            if not there["folder"]:
+                problem = f"there is no folder {self._folder}: share it between the hosts, or copy it there"
+            elif there["digest"] is None:
+                problem = f"there is no {what} in {self._folder}: share the folder between the hosts, or copy it there"
+            elif there["digest"] != here["digest"]:
+                problem = f"the {what} there has other contents than the one here: copy it there again"
+            else:
+                continue
+            self.problems.append((link, problem))
+
+    def ask(self, kind: str, answer: str, questions: dict[AgentLink, dict[str, Any]]) -> Talk[Answers]:
+        """The answers of the agents that are there; the others have a problem."""
+        asked = {link: head for link, head in questions.items() if not link.trouble}
+        answered = yield Question(kind, answer, asked, _ANSWER)
+        for link in asked:
+            if link not in answered:
+                self.problems.append((link, why_silent(self._links, link, self._wishes.python)))
+        return answered
+
+
+class _First(Preflight):
+    """Looks at the hosts with which a job begins."""
+
+    def __init__(self, wishes: Wishes, job: Job, links: AgentLinks, signals: Signals) -> None:
+        super().__init__(wishes, job, links)
+        self._signals = signals
+        self._slots: dict[AgentLink, int] = {}
+
+    def run(self) -> Talk[ReadyHosts]:
+        """All looks, one after the other."""
+        links = yield from self.connect(self._links.all)
+        if not links:
+            self._raise_problems()
+        left_out = self._leave_out(links)
         counts = self._deal(links)
         servers = self._deal_servers(links, counts)
         links = [link for link in links if counts[link] or servers[link]]
-        self._check_memory(counts, servers)
-        for link in links:
-            link.channel.send("job", self._job.secret, number=link.number, environment=self._wishes.exported)
-        self._look_for_script(links)
-        found = self._find_addresses(links)
+        self.check_memory(counts, servers)
+        yield from self.look_for_script(links)
+        found = yield from self._find_addresses(links)
         self._raise_problems()
         meeting = links[0]  # rank 0's, where the coordinator is
         master = found[meeting][1]
         with_workers = sum(map(bool, counts.values()))
+        spans = with_workers > 1 or self._job.setting("transport") == "tcp"
         parts, first = {}, 0
         for number, link in enumerate(links):
             interface, address = found[link]
             parts[link] = HostPart(
-                number, with_workers, link.host.name, first, counts[link], address, interface, master, servers[link]
-            )
+                number, with_workers, link.host.name, first, counts[link], address, interface, master, servers[link],
+                tuple(range(number, self._job.spares, with_workers)) if counts[link] else (),
+                self._slots[link] if counts[link] else 0, spans,
+            )  # fmt: skip
             first += counts[link]
-        reserved = self._ask("reserve", "reserved", {meeting: {"address": master}})
+        reserved = yield from self.ask("reserve", "reserved", {meeting: {"address": master}})
         self._raise_problems()
         for idle in set(self._links.all) - set(links):
             idle.channel.send("end")
         ports = Ports(*reserved[meeting]["ports"])
-        return ReadyHosts(
-            self._links, parts, ports, self._folder, self._wishes.exported, _compare_clocks(links)
-        )
+        reserve = [host for host in self._wishes.hosts if host.name not in {part.name for part in parts.values()}]
+        return ReadyHosts(self._links, parts, ports, self._folder, reserve, [*left_out, *_compare_clocks(links)])
 
-    def _connect(self) -> list[AgentLink]:
-        """The hosts whose agents said hello and are of the same versions as this process."""
-        self._links.await_all(self._links.all, "hello", _CONNECT)
-        good = []
-        for link in self._links.all:
-            problem = compare_versions(link.hello) if link.hello else why_silent(self._links, link, self._wishes.python)
-            if problem:
-                self._problems.append((link, problem))
-            else:
-                good.append(link)
-        if not good:
-            self._raise_problems()
-        return good
+    def _leave_out(self, links: list[AgentLink]) -> list[str]:
+        """Do without hosts that do not answer, if the others have enough slots; what is to be said of it."""
+        least, named = self._wishes.least, {host.name for host in self._wishes.hosts}
+        slots = sum(slots_of(link) for link in links if link.host.name in named)
+        if least is None or slots < least or any(link.host.name in self._wishes.servers for link, _ in self.problems):
+            return []
+        lines = [f"hocket: {link.host.name} is left out: {problem}" for link, problem in self.problems]
+        self.problems.clear()
+        return lines
 
     def _deal(self, links: list[AgentLink]) -> dict[AgentLink, int]:
         """How many workers each host gets; none is on those for servers alone, which come last."""
         named = {host.name for host in self._wishes.hosts}
-        slots = {
-            link: link.host.slots or link.hello["gpus"] or link.hello["cores"] if link.host.name in named else 0
-            for link in links
-        }
-        is_complete = len(links) == len(self._links.all)
-        counts = host_list.deal(list(slots.values()), self._wishes.workers) if is_complete else list(slots.values())
+        slots = self._slots = {
+            link: slots_of(link) if link.host.name in named else 0 for link in links
+        }  # fmt: skip
+        is_complete = not self.problems
+        wished = (self._wishes.workers, self._wishes.least)
+        counts = host_list.deal(list(slots.values()), *wished) if is_complete else list(slots.values())
         return dict(zip(links, counts, strict=True))
 
     def _deal_servers(self, links: list[AgentLink], counts: dict[AgentLink, int]) -> dict[AgentLink, list[int]]:
@@ -156,67 +218,30 @@ class _Preflight:
             dealt = host_list.deal_servers(with_workers, self._job.servers)
         return {link: list(dealt.get(link.host.name, ())) for link in links}
 
-    def _check_memory(self, counts: dict[AgentLink, int], servers: dict[AgentLink, list[int]]) -> None:
-        for link, count in counts.items():
-            free, own = link.hello["free memory"], len(servers[link])
-            most = machine.most_workers(free)
-            if most is None or count + own <= most:
-                continue
-            remedy = f"write {link.host.name}:{most - own}" if most > own else "put fewer servers there"
-            self._problems.append((link, f"{machine.too_many(count, free, own)}: {remedy}"))
-
-    def _look_for_script(self, links: list[AgentLink]) -> None:
-        command = list(self._job.command[:2])
-        what = f"module {command[1]!r}" if command[0] == "-m" else f"script {command[0]!r}"
-        base = config.environment()
-        here = scripts.look_for(self._folder, command, base)
-        said = self._ask("check", "checked", {link: {"folder": self._folder, "command": command} for link in links})
-        for link, there in said.items():
-            if not there["folder"]:
-                problem = f"there is no folder {self._folder}: share it between the hosts, or copy it there"
-            elif there["digest"] is None:
-                problem = f"there is no {what} in {self._folder}: share the folder between the hosts, or copy it there"
-            elif there["digest"] != here["digest"]:
-                problem = f"the {what} there has other contents than the one here: copy it there again"
-            else:
-                continue
-            self._problems.append((link, problem))
-
-    def _find_addresses(self, links: list[AgentLink]) -> dict[AgentLink, tuple[str, str]]:
+    def _find_addresses(self, links: list[AgentLink]) -> Talk[dict[AgentLink, tuple[str, str]]]:
         """The interface and address of each host, found by trying."""
         interface = self._wishes.interface
-        nodes = explore(self._ask, links, interface)
+        nodes = yield from explore(self.ask, links, interface)
         same = len({link.hello["network"] for link in links}) == 1
         found = {}
         for link, (node, known) in nodes.items():
             chosen = routes.choose(node, same_network=same)
             if not node.addresses:
                 problem = f"it has no interface {interface!r} that is up, but {', '.join(known)}"
-                self._problems.append((link, f"{problem}: use --interface {interface},NAME"))
+                self.problems.append((link, f"{problem}: use --interface {interface},NAME"))
             elif chosen is None:
-                self._problems.append((link, routes.explain(node, interface)))
+                self.problems.append((link, routes.explain(node, interface)))
             else:
                 found[link] = chosen
         return found
-
-    def _ask(
-        self, kind: str, answer: str, questions: dict[AgentLink, dict[str, Any]]
-    ) -> dict[AgentLink, dict[str, Any]]:
-        """The answers of the agents that are there; the others have a problem."""
-        asked = {link: head for link, head in questions.items() if not link.trouble}
-        answered = self._links.ask(asked, kind, answer, _ANSWER)
-        for link in asked:
-            if link not in answered:
-                self._problems.append((link, why_silent(self._links, link, self._wishes.python)))
-        return answered
 
     def _raise_problems(self) -> None:
         if self._signals.received:
             number = self._signals.received[0]
             print(f"hocket: ended by {signal.Signals(number).name} before anything was started", file=sys.stderr)
             raise SystemExit(128 + number)
-        if self._problems:
-            ordered = sorted(self._problems, key=lambda found: found[0].number)
+        if self.problems:
+            ordered = sorted(self.problems, key=lambda found: found[0].number)
             lines = [f"  {link.host.name}: {problem}" for link, problem in ordered]
             raise HostError("\nhocket: ".join(["nothing was started, because of these problems:", *lines]))
 
@@ -228,7 +253,9 @@ def _needed(wishes: Wishes) -> list[Host]:
     return [*found, *(Host(name) for name in wishes.servers if name not in names)]
 
 
-def explore(ask: Ask, links: list[AgentLink], interface: str | None) -> dict[AgentLink, tuple[routes.Node, list[str]]]:
+def explore(
+    ask: Ask, links: list[AgentLink], interface: str | None
+) -> Talk[dict[AgentLink, tuple[routes.Node, list[str]]]]:
     """Have every host try to reach each of the others.
 
     Args:
@@ -239,7 +266,7 @@ def explore(ask: Ask, links: list[AgentLink], interface: str | None) -> dict[Age
     Returns:
         For those who answered all: what was found out about their addresses, and the names of all their interfaces.
     """
-    listening = ask("listen", "listening", {link: {"interface": interface} for link in links})
+    listening = yield from ask("listen", "listening", {link: {"interface": interface} for link in links})
     targets = {
         link: [[link.number, address, said["port"]] for _, address in said["addresses"]]
         for link, said in listening.items()
@@ -248,7 +275,7 @@ def explore(ask: Ask, links: list[AgentLink], interface: str | None) -> dict[Age
         link: {"targets": [t for other in targets if other is not link for t in targets[other]], "seconds": _TRY}
         for link in targets
     }
-    reached = ask("reach", "reached", questions)
+    reached = yield from ask("reach", "reached", questions)
     found = {}
     for link in reached:
         entries = [(name, address) for name, address in listening[link]["addresses"]]
@@ -260,6 +287,11 @@ def explore(ask: Ask, links: list[AgentLink], interface: str | None) -> dict[Age
                 }
         found[link] = node, listening[link]["interfaces"]
     return found
+
+
+def slots_of(link: AgentLink) -> int:
+    """How many workers a host may have."""
+    return int(link.host.slots or link.hello["gpus"] or link.hello["cores"])
 
 
 def why_silent(links: AgentLinks, link: AgentLink, python: str | None) -> str:

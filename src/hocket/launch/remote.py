@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hocket.launch import preflight, ssh, supervisor
-from hocket.launch.agent_links import AgentLink, AgentLinks
+from hocket.launch.agent_links import AgentLink
 from hocket.launch.channel import Frame
-from hocket.launch.crew import Chunk, Crew, CrewMember, Loss
-from hocket.launch.environment import HostPart, Job, Ports, members
+from hocket.launch.crew import Chunk, Crew, CrewMember, Loss, Room
+from hocket.launch.crew_hosts import CrewHosts
+from hocket.launch.discovery import Discovery
+from hocket.launch.environment import Job, members
 from hocket.launch.host_list import Wishes
+from hocket.launch.preflight import ReadyHosts
 from hocket.launch.signals import Signals
 from hocket.observe.recorder import Recorder
 from hocket.observe.timeline import HostClock, Timeline
@@ -36,8 +39,12 @@ def run_on_hosts(
     log_dir: Path | None = None,
     make_record: MakeRecord = lambda *_: None,
     timeline: Timeline | None = None,
+    discovery: Discovery | None = None,
 ) -> int:
-    """Run ``job`` on the hosts of ``wishes`` to its end; its size is known when the hosts have been looked at."""
+    """Run ``job`` on the hosts of ``wishes`` to its end; its size is known when the hosts have been looked at.
+
+    ``discovery`` says which hosts there are later.
+    """
     with Signals() as signals:
         ready = preflight.gather(wishes, job, signals)
         with contextlib.closing(ready.links):
@@ -47,41 +54,40 @@ def run_on_hosts(
             recorder = make_record(job, ready.facts())
 
             def start(sized: Job, _: Signals) -> RemoteCrew:
-                return RemoteCrew(sized, ready.links, ready.parts, ready.ports, ready.folder)
+                return RemoteCrew(sized, ready, wishes)
 
-            return supervisor.run(job, log_dir, recorder, start=start, signals=signals, timeline=timeline)
+            return supervisor.run(
+                job, log_dir, recorder, start=start, signals=signals, timeline=timeline, discovery=discovery
+            )
 
 
 class RemoteCrew(Crew):
     """Processes of a job that agents start, watch over and end."""
 
-    def __init__(
-        self, job: Job, links: AgentLinks, parts: dict[AgentLink, HostPart], ports: Ports, folder: str
-    ) -> None:
-        """Have the agents start what is theirs.
+    hosts: CrewHosts
 
-        Args:
-            job: What to start.
-            links: The agents; closed with this crew.
-            parts: What each host has of the job, in the order of the ranks; hosts without workers come last.
-            ports: The TCP ports that an agent has reserved.
-            folder: The folder in which all processes start.
-        """
+    def __init__(self, job: Job, ready: ReadyHosts, wishes: Wishes) -> None:
+        """Have the agents start what is theirs; ``wishes`` hold for hosts that come later, too."""
         self.losses: list[Loss] = []
-        self._links, self._parts = links, parts
+        self.notes: list[str] = []
+        self._job, self._ready, self._links = job, ready, ready.links
+        self.hosts = CrewHosts(job, ready, wishes, self._start)
+        parts = self._parts = self.hosts.parts
         self._lost: set[AgentLink] = set()
         self._is_closed = False
         self._of: dict[CrewMember, AgentLink] = {}
         if job.settings.get("timeline"):
-            links.compare_clocks()
+            self._links.compare_clocks()
         for link, part in parts.items():
             self._of |= dict.fromkeys(members(job, part), link)
-            told = {name: getattr(job, name) for name in ("command", "size", "settings", "mark")}
-            link.channel.send("start", **told, part=dataclasses.asdict(part), ports=ports, folder=folder)
+            self._start(link)
         self.members = sorted(self._of, key=lambda member: (not member.is_worker, member.role, member.number))
-        self._named = {member.name: member for member in self.members}
-        links.mind_silence()
+        self._named = {(link, member.name): member for member, link in self._of.items()}
+        self._links.mind_silence()
         self._first = next(iter(parts))
+        self.refusal = ""
+        if self.hosts.spans and not _can_grow(job):
+            self.refusal = "on several hosts new workers can join only with --on-loss replace or --transport tcp"
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background, reading fails instead of stopping us
         self._reads_input = False
         self._input_again = float("inf")
@@ -93,6 +99,7 @@ class RemoteCrew(Crew):
         if time.monotonic() > self._input_again:
             self._input_again = float("inf")
             self._read_input(True)
+        self.hosts.tick(lambda link: any(self._of[member] is link and member.is_running for member in self.members))
         for link in self._parts:
             if link.trouble and not link.is_done and link not in self._lost:
                 self._note_loss(link)
@@ -100,6 +107,28 @@ class RemoteCrew(Crew):
     def signal(self, member: CrewMember, number: int) -> None:
         if member.is_running:
             self._of[member].channel.send("signal", name=member.name, number=int(number))
+
+    def add(self, member: CrewMember) -> None:
+        link = self.hosts.link_of(member.host)
+        self._of[member] = link
+        self._named[link, member.name] = member  # what had this name there has ended
+        self.members.append(member)
+        link.channel.send("add", number=member.number, role=member.role, local_size=member.local_size)
+
+    def appoint(self, spare: CrewMember, number: int) -> None:
+        link, before = self._of[spare], spare.name
+        spare.role, spare.number, spare.is_newcomer, spare.began = "rank", number, True, time.monotonic()
+        self._named[link, spare.name] = spare
+        link.channel.send("appoint", name=before, number=number, local_size=spare.local_size)
+
+    def rooms(self) -> list[Room]:
+        return [Room(name, slots if self.hosts.spans else None) for name, slots in self.hosts.free.items()]
+
+    def watch(self, descriptor: int, action: Callable[[], None]) -> None:
+        self._links.watch(descriptor, action)
+
+    def unwatch(self, descriptor: int) -> None:
+        self._links.unwatch(descriptor)
 
     def end(self) -> Iterator[Chunk]:
         left = [link for link in self._parts if not link.trouble]
@@ -111,25 +140,35 @@ class RemoteCrew(Crew):
                 yield from self._take(link, frame)
 
     def clock(self, host: str) -> HostClock | None:
-        return next((link.monotonic for link, part in self._parts.items() if part.name == host), None)
+        return next((link.monotonic for link in reversed(self._parts) if link.host.name == host), None)
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._links.close()
 
+    def _start(self, link: AgentLink) -> None:
+        """Have an agent begin its part of the job."""
+        job, part = self._job, dataclasses.asdict(self.hosts.parts[link])
+        told = {name: getattr(job, name) for name in ("command", "size", "settings", "mark")}
+        link.channel.send("start", **told, part=part, ports=self._ready.ports, folder=self._ready.folder)
+
     def _take(self, link: AgentLink, frame: Frame) -> Sequence[Chunk]:
         head = frame.head
         if frame.kind == "input taken":
             self._read_input(True)
+        elif frame.kind == "note":
+            self.notes.append(f"{link.host.name}: {head.get('text')}")
         elif frame.kind in ("output", "ended"):
-            member = self._named.get(str(head.get("name")))
-            if member is None or self._of[member] is not link:
+            member = self._named.get((link, str(head.get("name"))))
+            if member is None:
                 link.trouble = "it spoke of a process that it does not have"
             elif frame.kind == "output" and head.get("pipe") in ("stdout", "stderr", "events"):
                 return [Chunk(member, head["pipe"], frame.body)]
             elif frame.kind == "ended":
                 member.returncode = int(head.get("status", 1))
+        else:
+            self.hosts.take(link, frame)
         return []
 
     def _note_loss(self, link: AgentLink) -> None:
@@ -176,3 +215,9 @@ class RemoteCrew(Crew):
             self._input_again = time.monotonic() + 1
             return
         self._first.channel.send("input", data)
+
+
+def _can_grow(job: Job) -> bool:
+    """Whether the workers of several hosts let others in."""
+    transport, on_loss = job.setting("transport"), job.setting("on-loss")
+    return transport == "tcp" or (transport != "gloo" and on_loss in ("continue", "replace"))

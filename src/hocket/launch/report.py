@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hocket.events import Replicas
 from hocket.launch.crew import CrewMember, Loss
 
+_MOST_REPLACED = 4  # that are named at the end; each was when it was lost
 _COLLATERAL = ("hocket.errors.WorkerLost", "hocket.errors.ServerLost")
 
 
@@ -24,6 +25,11 @@ class Ending:
     def who(self) -> str:
         """``rank 1 on node2``."""
         return f"{self.member.name} on {self.member.host}"
+
+    @property
+    def how(self) -> str:
+        """``ended with exit code 1``, ``was killed by SIGKILL …`` or ``left on notice``."""
+        return "left on notice" if self.member.has_left and not self.status else how(self.status)
 
     @property
     def exit_status(self) -> int:
@@ -57,12 +63,24 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
 
 
-def finished(summary: list[str], lost: list[str]) -> Outcome:
-    """All workers have ended well, but those that were ``lost`` on the way."""
-    if not lost:
+def finished(summary: list[str], lost: list[str], replaced: list[str]) -> Outcome:
+    """All workers have ended well, but those that were ``lost`` on the way, or ``replaced``."""
+    if not lost and not replaced:
         return Outcome(0, "all workers finished", summary)
-    reason = f"the other workers finished; lost on the way: {', '.join(lost)}"
+    parts = ["the other workers finished" if lost else "all workers finished"]
+    parts += [f"lost on the way: {', '.join(lost)}"] if lost else []
+    if replaced:
+        more = len(replaced) - _MOST_REPLACED
+        shown = [*replaced[:_MOST_REPLACED], f"and {more} more"] if more > 1 else replaced
+        parts.append(f"replaced: {', '.join(shown)}")
+    reason = "; ".join(parts)
     return Outcome(0, reason, [*summary, f"hocket: {reason}"])
+
+
+def left(checkpoint: list[str]) -> Outcome:
+    """All workers have left on notice before the end of the script."""
+    reason = "all workers have left on notice"
+    return Outcome(128 + signal.SIGTERM, reason, [f"hocket: {reason}", *checkpoint])
 
 
 def stopped(number: int, checkpoint: list[str]) -> Outcome:
@@ -89,7 +107,7 @@ def drifted(differences: str, checkpoint: list[str]) -> Outcome:
 
 def describe_loss(lost: Loss, seconds: float) -> str:
     """``host node2 (ranks 4, 5, server 1) was lost after 12.3 s: the connection ended``."""
-    kinds = ((ranks(lost.ranks), lost.ranks), (_numbered("server", lost.servers), lost.servers))
+    kinds = ((ranks(lost.ranks), lost.ranks), (numbered("server", lost.servers), lost.servers))
     who = ", ".join([*(text for text, numbers in kinds if numbers), *["the coordinator"] * lost.coordinator])
     return f"host {lost.host} ({who}) was lost after {seconds:.1f} s: {lost.reason}"
 
@@ -123,12 +141,10 @@ def _choose_cause(failures: list[Ending]) -> Ending:
 def _write(cause: Ending, failures: list[Ending], size: int, seconds: float) -> list[str]:
     """The lines of the report, which the cause's traceback follows."""
     same = [f for f in failures if f is not cause and f.error and f.error == cause.error]
-    lines = [f"hocket: {cause.who} {how(cause.status)} after {seconds:.1f} s."]
+    lines = [f"hocket: {cause.who} {cause.how} after {seconds:.1f} s."]
     if same:
         known = [(role, [f.member.number for f in same if f.member.role == role]) for role in ("rank", "server")]
-        lines.append(
-            f"hocket: the same error on {', '.join(_numbered(r, numbers) for r, numbers in known if numbers)}."
-        )
+        lines.append(f"hocket: the same error on {', '.join(numbered(r, numbers) for r, numbers in known if numbers)}.")
     for other in failures:
         if other is not cause and other not in same and other.error and not other.is_collateral:
             lines.append(f"hocket: {other.member.name} failed too: {other.error}")
@@ -146,10 +162,11 @@ def _stopped(count: int, which: str = "the other") -> list[str]:
 
 def ranks(numbers: Iterable[int]) -> str:
     """``rank 1`` or ``ranks 0, 2``."""
-    return _numbered("rank", numbers)
+    return numbered("rank", numbers)
 
 
-def _numbered(role: str, numbers: Iterable[int]) -> str:
+def numbered(role: str, numbers: Iterable[int]) -> str:
+    """``server 1`` or ``servers 0, 2``."""
     known = list(numbers)
     return f"{role}{'s' if len(known) > 1 else ''} {', '.join(map(str, known))}"
 

@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -30,27 +30,39 @@ _TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ?")  # by torch.distributed, and Hoc
 
 
 class Logs:
-    """A file for the whole output of each process of the job."""
+    """A file for the whole output of each process of the job; those with the same name, one after the other, share it.
+
+    Args:
+        folder: Where they are; None for no files.
+        members: The processes of which there is a file even if they write nothing.
+    """
 
     def __init__(self, folder: Path | None, members: Sequence[CrewMember]) -> None:
         self._files: dict[str, TextIO] = {}
+        self._folder = folder
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             for member in members:
-                self._files[member.name] = (folder / f"{member.name.replace(' ', '-')}.log").open("w", encoding="utf-8")
+                self._file(folder, member.name)
 
     def write(self, member: CrewMember, line: str) -> None:
-        if not self._files:
+        if self._folder is None:
             return
         try:
-            self._files[member.name].write(line + "\n")
-            self._files[member.name].flush()
+            file = self._file(self._folder, member.name)
+            file.write(line + "\n")
+            file.flush()
         except OSError as error:  # a full disk is no reason to end the job
             print(f"hocket: --log-dir: {error.strerror}; the logs stop here", file=sys.stderr, flush=True)
             self.close()
 
+    def _file(self, folder: Path, name: str) -> TextIO:
+        if name not in self._files:
+            self._files[name] = (folder / f"{name.replace(' ', '-')}.log").open("w", encoding="utf-8")
+        return self._files[name]
+
     def close(self) -> None:
-        files, self._files = self._files, {}
+        files, self._files, self._folder = self._files, {}, None
         for file in files.values():
             with contextlib.suppress(OSError):
                 file.close()
@@ -185,13 +197,13 @@ def open_screen(report_to: Path | None = None) -> Screen:
 class Output:
     """Everything that the processes of one job write: shown on the screen, and kept in their logs."""
 
-    def __init__(self, members: Iterable[CrewMember], screen: Screen, logs: Logs) -> None:
+    def __init__(self, screen: Screen, logs: Logs) -> None:
         self._screen, self._logs = screen, logs
-        self._streams = {(m, error): OutputStream(holds_tracebacks=error) for m in members for error in (False, True)}
+        self._streams: dict[tuple[CrewMember, bool], OutputStream] = {}
 
     def take(self, member: CrewMember, data: bytes, *, error: bool) -> None:
         """Show the lines that ``data`` completes."""
-        stream = self._streams[member, error]
+        stream = self._stream(member, error)
         self._show(member, error, stream.feed(data))
         if member.number == 0 and member.is_worker:  # its progress bar, if it draws one
             self._screen.status(stream.status)
@@ -204,8 +216,8 @@ class Output:
     def finish(self, member: CrewMember) -> None:
         """Show the last lines of a process that has ended; keep back the traceback with which it failed."""
         for error in (False, True):
-            self._show(member, error, self._streams[member, error].finish())
-        held = self._streams[member, True].take_held()
+            self._show(member, error, self._stream(member, error).finish())
+        held = self._stream(member, True).take_held()
         for line in held:
             self._logs.write(member, line)
         if member.returncode == 0 or member.is_lost:
@@ -213,7 +225,12 @@ class Output:
 
     def traceback(self, member: CrewMember) -> list[str]:
         """The last traceback that ``member`` has written."""
-        return self._streams[member, True].traceback
+        return self._stream(member, True).traceback
+
+    def _stream(self, member: CrewMember, error: bool) -> OutputStream:
+        if (member, error) not in self._streams:
+            self._streams[member, error] = OutputStream(holds_tracebacks=error)
+        return self._streams[member, error]
 
     def _show(self, member: CrewMember, error: bool, lines: list[str], *, log: bool = True) -> None:
         for line in lines:

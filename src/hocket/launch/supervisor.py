@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import UsageError
 from hocket.events import Replicas, Stage, Survival
-from hocket.launch import report
+from hocket.launch import host_list, report
+from hocket.launch.changing_hosts import ChangingHosts
 from hocket.launch.crew import Chunk, Crew, CrewMember, Loss
+from hocket.launch.discovery import Discovery
 from hocket.launch.environment import Job, members
-from hocket.launch.listener import EventListener
+from hocket.launch.job_socket import Answers, JobSocket
+from hocket.launch.listener import EventListener, script_name
 from hocket.launch.local_crew import LocalCrew
+from hocket.launch.losses import Losses
+from hocket.launch.newcomers import Newcomers
 from hocket.launch.report import Ending, Outcome
+from hocket.launch.resizing import Resizing
 from hocket.launch.screen import Logs, Output, Screen, open_screen
 from hocket.launch.signals import Signals
 from hocket.observe.recorder import Recorder
@@ -36,6 +44,8 @@ def run(
     signals: Signals | None = None,
     summary: bool = True,
     timeline: Timeline | None = None,
+    gives_notice: bool = True,
+    discovery: Discovery | None = None,
 ) -> int:
     """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left.
 
@@ -48,7 +58,10 @@ def run(
         signals: Collects signals already; if nobody does, they are collected from here on.
         summary: Whether something is said of a run that ended well.
         timeline: Is given what they did when, and is finished at the end.
+        gives_notice: Whether workers have some time to leave in order when this process gets SIGTERM.
     """
+    if int(job.setting("min-workers")) > job.size:
+        raise UsageError(f"--min-workers {job.setting('min-workers')}, and the job has {job.size}: name fewer")
     logs = Logs(log_dir, members(job))
     listener = EventListener(recorder, timeline)
     try:
@@ -60,7 +73,11 @@ def run(
             listener.screen = screen
             if timeline is not None:
                 timeline.clock = crew.clock
-            outcome = _Supervisor(job, crew, screen, logs, listener, collected.received).watch()
+            watching = _Supervisor(
+                job, crew, screen, logs, listener, collected.received, gives_notice=gives_notice, discovery=discovery
+            )
+            with contextlib.closing(JobSocket(job.mark, crew, watching.answers)):
+                outcome = watching.watch()
             listener.finish(outcome)
             if outcome.status or summary:
                 screen.report(outcome.lines)  # after anything else that there is to say
@@ -74,15 +91,27 @@ def run(
 
 class _Supervisor:
     def __init__(
-        self, job: Job, crew: Crew, screen: Screen, logs: Logs, listener: EventListener, received: list[int]
+        self,
+        job: Job,
+        crew: Crew,
+        screen: Screen,
+        logs: Logs,
+        listener: EventListener,
+        received: list[int],
+        *,
+        gives_notice: bool,
+        discovery: Discovery | None,
     ) -> None:
         self._job, self._crew, self._screen, self._listener = job, crew, screen, listener
-        self._received = received
-        self._output = Output(crew.members, screen, logs)
-        self._workers = _workers(crew.members)
+        self._received, self._gives_notice = received, gives_notice
+        self._output = Output(screen, logs)
         self._failed_at: dict[CrewMember, float] = {}
         self._started = time.monotonic()
-        self._survival = _Survival(crew, listener)
+        self._newcomers = Newcomers(job, crew, listener)
+        self._losses = Losses(job, crew, listener, self._newcomers)
+        self._resizing = Resizing(job, crew, listener, self._newcomers)
+        self._hosts = ChangingHosts(job, crew, listener, self._newcomers, self._resizing, discovery)
+        self.answers: Answers = {"describe": self._describe, "resize": self._resize}
 
     def watch(self) -> Outcome:
         """Watch until all workers have ended, something failed, or a signal asks for the end; then nobody is left."""
@@ -90,17 +119,20 @@ class _Supervisor:
         failures: list[Ending] = []
         absent: list[CrewMember] = []
         losses: list[Loss] = []
-        while _workers(running) and not (failures or self._received or absent or losses):
+        while _at_work(running) and not (failures or self._received or absent or losses):
             self._pump(_TICK)
             failures += self._reap(running)
-            losses += self._survival.take_losses()
+            losses += self._losses.take_losses()
             absent = self._find_absent(running)
-        self._survival.is_over = True
+            running += self._newcomers.take_started()
+            self._resizing.tick()
+            self._hosts.tick()
+        self._losses.is_over = True
         asked = self._received[0] if self._received else None
-        waiting = _workers(running)
+        waiting = _at_work(running)
         if waiting or failures or losses:
             self._stop(running, asked, failures)
-            losses += self._survival.take_losses()
+            losses += self._losses.take_losses()
         else:
             failures += self._retire(running)
         self._take(self._crew.end())
@@ -109,29 +141,57 @@ class _Supervisor:
         self._screen.status("")
         self._screen.close()
         checkpoint = self._listener.last_checkpoint(self._job.settings.get("checkpoint"))
-        size, seconds = self._job.size - sum(map(len, self._survival.lost.values())), time.monotonic() - self._started
+        size, seconds = self._losses.size, time.monotonic() - self._started
         if asked is not None:
             return report.stopped(asked, checkpoint)
+        limit = [f"hocket: {line}" for line in self._losses.limits]
         if losses:
-            return report.loss(losses, failures, size, seconds, checkpoint)
+            return report.loss(losses, failures, size, seconds, [*limit, *checkpoint])
         if failures:
-            return report.failure(failures, size, seconds, checkpoint)
+            return report.failure(failures, size, seconds, [*limit, *checkpoint])
         if absent:
             return report.absence(absent, waiting, checkpoint)
         if differences := self._compare_replicas():
             return report.drifted(differences, checkpoint)
-        return report.finished(self._listener.summary(), list(self._survival.lost))
+        if self._losses.have_all_left:
+            return report.left(checkpoint)
+        return report.finished(self._listener.summary(), *self._losses.lines)
+
+    def _describe(self, _: dict[str, Any]) -> dict[str, Any]:
+        """What ``hocket jobs`` says of this job."""
+        workers, progress = self._resizing.workers, self._listener.progress
+        return {
+            "script": script_name(self._job),
+            "workers": sum(member.takes_part for member in workers),
+            "joining": sum(not member.takes_part for member in workers),
+            "spares": sum(member.role == "spare" and member.is_running for member in self._crew.members),
+            "generation": self._listener.generation,
+            "epoch": progress and progress.epoch,
+            "step": progress and progress.step,
+            "steps": progress and progress.steps,
+            "seconds": round(time.monotonic() - self._started, 1),
+            "pid": os.getpid(),
+            "folder": str(Path.cwd()),
+        }
+
+    def _resize(self, head: dict[str, Any]) -> dict[str, Any]:
+        if self._losses.is_over or self._received:
+            raise UsageError("it is about to end")
+        hosts = host_list.parse(str(head["hosts"])) if head.get("hosts") is not None else None
+        workers = int(head["workers"]) if head.get("workers") is not None else None
+        return {"done": self._hosts.resize(workers, hosts)}
 
     def _compare_replicas(self) -> str:
         """How the workers' parameters differ after the last step, where they must be the same; empty if not at all."""
-        told = [worker for worker in self._workers if worker.replicas and not worker.is_lost]
+        told = [m for m in self._crew.members if m.is_worker and m.replicas and m not in self._losses.gone]
         return Replicas.differences([w.replicas for w in told], [w.number for w in told]) if len(told) > 1 else ""
 
     def _find_absent(self, running: list[CrewMember]) -> list[CrewMember]:
         """The workers that have ended well, but without joining the others, if these wait for them."""
-        if not any(worker.stage == "joining" for worker in _workers(running)):
+        first = [member for member in self._crew.members if member.is_worker and not member.is_newcomer]
+        if not any(worker.stage == "joining" for worker in first if worker in running):
             return []
-        return [w for w in self._workers if w.returncode == 0 and w not in running and not w.stage]
+        return [w for w in first if w.returncode == 0 and w not in running and not w.stage]
 
     def _reap(self, running: list[CrewMember]) -> list[Ending]:
         """Take note of those that have ended or will; return those that failed."""
@@ -139,32 +199,49 @@ class _Supervisor:
         for member in list(running):
             if not member.is_running:
                 running.remove(member)
-                is_survived = self._survival.survives(member)
-                member.is_lost = member.is_lost or is_survived
-                self._output.finish(member)
-                if is_survived:
-                    self._survival.go_on_without(member)
-                elif self._has_failed(member, running):
-                    failed.append(self._ending(member, member.returncode or 0))
-            elif member.stage == "failed":
+                failed += self._part_with(member, running)
+            elif member.stage == "failed" and not (_waits(member) and self._losses.some_have_finished):
                 self._failed_at.setdefault(member, time.monotonic())
                 if time.monotonic() - self._failed_at[member] > _GRACE:  # it has raised, but does not end
                     member.stage = "reported"
                     failed.append(self._ending(member, member.status))
         return failed
 
+    def _part_with(self, member: CrewMember, running: list[CrewMember]) -> list[Ending]:
+        """Take note of one that has ended; its end, if the job cannot go on after it."""
+        losses, is_over = self._losses, self._losses.is_over
+        go_on: Callable[[CrewMember], None] | None = None
+        if member.role == "spare":
+            go_on = losses.renew_spare if not is_over else lambda _: None
+        elif losses.can_let_go(member):
+            go_on = losses.let_go
+        elif _waits(member) and not is_over and (member.returncode == 0 or losses.some_have_finished):
+            go_on = losses.forget
+        elif losses.survives(member, failed_for_another=_waits(member) and self._ending(member, 1).is_collateral):
+            go_on = losses.go_on_without
+        if go_on is not None:
+            member.is_lost = True
+            self._output.finish(member)
+            go_on(member)
+            return []
+        self._output.finish(member)
+        has_failed = self._has_failed(member, running) or (bool(losses.limits) and member.has_left)
+        return [self._ending(member, member.returncode or 0)] if has_failed else []
+
     def _has_failed(self, member: CrewMember, running: list[CrewMember]) -> bool:
         """Whether ``member``, which has ended, did so badly; servers do at any status while workers need them."""
         if member.returncode is None or member.stage == "reported":
             return False
-        is_early = not member.is_worker and not self._survival.is_over and bool(_workers(running))
+        is_early = not member.is_worker and not self._losses.is_over and bool(_at_work(running))
         return member.returncode != 0 or is_early
 
     def _ending(self, member: CrewMember, status: int) -> Ending:
         return Ending(member, status, self._output.traceback(member) or member.words.splitlines())
 
-    def _retire(self, servers: list[CrewMember]) -> list[Ending]:
+    def _retire(self, running: list[CrewMember]) -> list[Ending]:
         """Let the servers end, now that no worker needs them; return those that fail at it."""
+        self._drop_waiting(running)
+        servers = running
         retired = list(servers)
         self._press(servers, signal.SIGTERM, _RETIREMENT)
         self._press(servers, signal.SIGKILL, _KILL)
@@ -173,6 +250,9 @@ class _Supervisor:
 
     def _stop(self, running: list[CrewMember], asked: int | None, failures: list[Ending]) -> None:
         """End all that still run, politely, then not; add those that fail by themselves to ``failures``."""
+        self._drop_waiting(running)
+        if asked == signal.SIGTERM and self._gives_notice:
+            self._give_notice(running)
         polite = signal.SIGINT if asked == signal.SIGINT else signal.SIGTERM
         if asked is None:
             failures += self._wait(running, 0.3)  # ranks with the same mistake need a moment
@@ -182,6 +262,26 @@ class _Supervisor:
                 failures.append(self._ending(member, member.status))
         self._press(running, polite, _GRACE)
         self._press(running, signal.SIGKILL, _KILL)
+
+    def _drop_waiting(self, running: list[CrewMember]) -> None:
+        """End those that only wait to join, which have nothing to lose, and say nothing of it."""
+        waiting = [member for member in running if member.role == "spare" or _waits(member)]
+        self._losses.gone.update(waiting)
+        self._press(waiting, signal.SIGKILL, _KILL)
+        running[:] = [member for member in running if member.is_running]
+
+    def _give_notice(self, running: list[CrewMember]) -> None:
+        """Let the workers finish their batch and write a checkpoint, if all of them know how to leave in order."""
+        workers = _at_work(running)
+        if not workers or not all(worker.leaves for worker in workers):
+            return
+        seconds = float(self._job.setting("notice"))
+        self._listener.say(
+            f"hocket: SIGTERM: the workers have {seconds:g} s to finish their batch and end; another signal ends them "
+            "at once"
+        )
+        self._press(workers, signal.SIGTERM, seconds + _GRACE)  # they say it themselves when the time is over
+        running[:] = [member for member in running if member.is_running]
 
     def _press(self, running: list[CrewMember], number: signal.Signals, seconds: float) -> None:
         """Send a signal to each, and wait for their end; a signal to the launcher hastens it.
@@ -211,9 +311,11 @@ class _Supervisor:
     def _pump(self, seconds: float) -> None:
         """Show what is written, for at most ``seconds`` if nothing is."""
         self._take(self._crew.read(seconds))
+        while self._crew.notes:
+            self._listener.say(f"hocket: {self._crew.notes.pop(0)}")
         self._listener.tick()
         is_ending = any(member.stage in ("failed", "reported") for member in self._crew.members)
-        if not is_ending and not self._survival.is_over:  # else which traceback is the cause will be clear at the end
+        if not is_ending and not self._losses.is_over:  # else which traceback is the cause will be clear at the end
             self._output.release()
 
     def _take(self, chunks: Iterable[Chunk]) -> None:
@@ -227,75 +329,27 @@ class _Supervisor:
         for record in member.events.feed(data):
             if isinstance(record, Stage):
                 member.stage, member.status, member.words = record.stage, record.status, record.words
-                member.has_joined = member.has_joined or record.stage == "joined"
+                if record.stage == "left":
+                    self._losses.follow_another()
+                if record.stage == "joined" and not member.has_joined:
+                    member.has_joined = True
+                    if member.is_newcomer:
+                        self._losses.note_joined(member)
             elif isinstance(record, Replicas):
                 member.replicas = record.values
             elif isinstance(record, Survival):
-                self._survival.is_told |= record.survives and member.is_worker
+                member.survives, member.replaces = member.survives or record.survives, record.replaces
+                member.leaves = member.leaves or record.leaves
+                self._newcomers.hear_of(record.obstacle)
             else:
                 self._listener.take(member, record)
 
 
-def _workers(members: Iterable[CrewMember]) -> list[CrewMember]:
-    return [member for member in members if member.is_worker]
+def _at_work(members: Iterable[CrewMember]) -> list[CrewMember]:
+    """The workers among them, without newcomers that have not joined."""
+    return [member for member in members if member.takes_part]
 
 
-class _Survival:
-    """Decides whether a job survives a loss, says so, and remembers who was lost.
-
-    Attributes:
-        is_told: Whether a worker has told that the strategy survives the loss of workers.
-        is_over: Whether the job ends, so that nothing more is survived.
-        lost: The ranks that the job has gone on without, by how they were lost, in words.
-    """
-
-    def __init__(self, crew: Crew, listener: EventListener) -> None:
-        self.is_told = self.is_over = False
-        self.lost: dict[str, list[int]] = {}
-        self._losses, self._known = crew.losses, 0
-        self._workers = [member for member in crew.members if member.is_worker]
-        self._listener = listener
-        self._started = time.monotonic()
-
-    def survives(self, member: CrewMember) -> bool:
-        """Whether the job goes on after the end of ``member``: of a worker that was killed before it raised."""
-        was_killed = member.returncode is not None and member.returncode < 0
-        is_worker = member.is_worker and member.stage not in ("failed", "reported")
-        return was_killed and is_worker and self._can_go_on()
-
-    def go_on_without(self, worker: CrewMember) -> None:
-        """Take note of a worker whose end is survived."""
-        how = f"{report.how(worker.returncode or 0, hints=False)} after {self._seconds:.1f} s"
-        self.lost[f"{worker.name} on {worker.host}, which {how}"] = [worker.number]
-        details = {"rank": worker.number, "host": worker.host, "how": how}
-        self._tell("worker lost", details, f"{worker.name} on {worker.host} {how}")
-
-    def take_losses(self) -> list[Loss]:
-        """Take note of the hosts that were lost since the last look; return the losses that end the job."""
-        new = self._losses[self._known :]
-        self._known += len(new)
-        fatal = []
-        for loss in new:
-            if loss.servers or loss.coordinator or not self._can_go_on():
-                fatal.append(loss)
-                continue
-            text = report.describe_loss(loss, self._seconds)
-            self.lost[text] = loss.ranks
-            self._tell("host lost", {"host": loss.host, "ranks": loss.ranks, "how": loss.reason}, text)
-        return fatal
-
-    @property
-    def _seconds(self) -> float:
-        return time.monotonic() - self._started
-
-    def _can_go_on(self) -> bool:
-        """Whether workers may be lost now: all had joined, and one runs or has finished."""
-        has_begun = self.is_told and not self.is_over and all(worker.has_joined for worker in self._workers)
-        return has_begun and any(worker.is_running or worker.returncode == 0 for worker in self._workers)
-
-    def _tell(self, name: str, details: dict[str, Any], text: str) -> None:
-        left = [worker.number for worker in self._workers if worker.is_running]
-        rest = "the others go on without it." if left else "the others have finished."
-        self._listener.note(name, details, f"hocket: {text}; {rest}")
-        if left:
-            self._listener.follow(left[0])
+def _waits(member: CrewMember) -> bool:
+    """Whether it is a newcomer that has not joined the others."""
+    return member.is_worker and not member.takes_part

@@ -11,9 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RecordError
-from hocket.events import WORKERS_CHANGED, Facts, Happening, Metrics, Progress, Record, Sent, ServerReport
+from hocket.events import (
+    WORKERS_CHANGED,
+    Facts,
+    Happening,
+    Metrics,
+    PassDone,
+    Progress,
+    Record,
+    Sent,
+    ServerReport,
+)
 from hocket.observe.progress import Mark, Odometer, rates
 from hocket.observe.run_records import FILE, RecordWriter
+from hocket.observe.summaries import SampleCount
 from hocket.observe.tensorboard_file import TensorboardFile
 
 _EVERY = 0.7  # seconds between two commits at least; with the launcher's tick, one a second at most
@@ -39,6 +50,31 @@ class Thinning:
         return True
 
 
+class _Told:
+    """What the processes that had a number, one after the other, have told of themselves since each of them started.
+
+    Attributes:
+        now: Samples trained on, seconds waited and seconds in exchanges, of the last process.
+        sent: Bytes that it has handed to exchanges.
+        sent_before: Bytes that those before it have.
+    """
+
+    def __init__(self) -> None:
+        self.now = self._before = (0, 0.0, 0.0)
+        self.sent = self.sent_before = 0
+
+    @property
+    def sums(self) -> tuple[int, float, float]:
+        """Samples and seconds of all these processes."""
+        (own, waited, exchanging), before = self.now, self._before
+        return own + before[0], waited + before[1], exchanging + before[2]
+
+    def renew(self) -> None:
+        """Another process has the number from now on."""
+        self._before, self.now = self.sums, (0, 0.0, 0.0)
+        self.sent_before, self.sent = self.sent_before + self.sent, 0
+
+
 class Recorder:
     """The record of one run.
 
@@ -62,9 +98,10 @@ class Recorder:
         self._row: Mark | None = None  # the mark of the last row of steps
         self._left_out: tuple[Progress, Mark] | None = None
         self._last: Progress | None = None  # the last progress of the lead
-        self._ranks: dict[int, tuple[float, Progress]] = {}
-        self._samples: dict[int, int] = {}  # samples that each rank itself has trained on
+        self._ranks: dict[int, float] = {}  # when each told something since the last commit
+        self._told: dict[int, _Told] = {}  # by each rank, all its processes together
         self._has_changed = False  # whether workers were lost, and the others were in step
+        self._samples = SampleCount()
         self._told_by_first: set[str] = set()
         self._began: set[int] = set()  # ranks that have had a batch
         for section, values in facts.items():
@@ -85,21 +122,32 @@ class Recorder:
                 self._began.add(rank)
                 first = {"time": time.time(), "waited": record.waited, "exchanging": record.exchanging}
                 self.add_facts("began", {f"rank {rank}": first})
-            self._ranks[rank] = (time.time(), record)
-            self._samples[rank] = record.own
+            told = self._told.setdefault(rank, _Told())
+            told.now = (record.own, record.waited, record.exchanging)
+            self._ranks[rank] = time.time()
             if rank == self.lead:
                 self._progress(record, time.time())
+        elif isinstance(record, PassDone):
+            self.add_facts("samples", self._samples.take(record))
         elif isinstance(record, Metrics) and rank == self.lead:
             self._metrics(record)
-        elif isinstance(record, Sent):
-            self.add_facts("sent", {f"rank {rank}": record.nbytes})
+        elif isinstance(record, Sent) and rank is not None:
+            told = self._told.setdefault(rank, _Told())
+            told.sent = record.nbytes
+            self.add_facts("sent", {f"rank {rank}": told.sent_before + told.sent})
         elif isinstance(record, ServerReport):
             self.add_facts("served", {f"server {record.server}": dataclasses.asdict(record)})
         elif isinstance(record, Facts):
             self._facts(rank, record)
         elif isinstance(record, Happening):
             self._has_changed |= record.name == WORKERS_CHANGED
+            self.add_facts("samples", self._samples.take_change(record.details))
             self._writer.add("events", record.time, rank, record.name, json.dumps(record.details))
+
+    def renew(self, rank: int) -> None:
+        """A new process has the number ``rank``: what it tells since its start is added to what the rank has told."""
+        if (told := self._told.get(rank)) is not None:
+            told.renew()
 
     def tick(self) -> None:
         """Write what has come, about once a second; cheap to call often."""
@@ -139,8 +187,9 @@ class Recorder:
             raise trouble
 
     def _save(self) -> None:
-        for rank, (when, last) in self._ranks.items():
-            self._writer.add("ranks", rank, when, last.waited, last.exchanging)
+        for rank, when in self._ranks.items():
+            _, waited, exchanging = self._told[rank].sums
+            self._writer.add("ranks", rank, when, waited, exchanging)
         self._ranks = {}
         try:
             self._writer.commit()
@@ -155,9 +204,10 @@ class Recorder:
 
         Where workers have changed, the lead knows better than those that are gone could tell.
         """
-        if self._last is None or self._row is None or self._has_changed or not any(self._samples.values()):
+        own = sum(told.sums[0] for told in self._told.values())
+        if self._last is None or self._row is None or self._has_changed or not own:
             return
-        seen = self._last.before + sum(self._samples.values())
+        seen = self._last.before + own
         if seen != self._row.samples:
             self._write_row(self._last, dataclasses.replace(self._row, samples=seen))
 

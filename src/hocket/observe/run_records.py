@@ -36,7 +36,7 @@ TABLES = {
     "metrics": "step INTEGER, samples INTEGER, time REAL, name TEXT, value REAL, sent INTEGER",
     # Details as JSON; rank NULL is the launcher, or the server that the details name.
     "events": "time REAL, rank INTEGER, name TEXT, details TEXT",
-    # The last that each rank has told of itself, in seconds since it started.
+    # The last that each rank has told of itself, in seconds since it started; all processes of a number together.
     "ranks": "rank INTEGER PRIMARY KEY, time REAL, waited REAL, exchanging REAL",
     # At most one row; none while the run goes on, or if the launcher was killed.
     "exit": "time REAL, status INTEGER, reason TEXT, seconds REAL",

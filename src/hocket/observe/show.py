@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hocket.events import WORKERS_CHANGED
 from hocket.observe.reader import Metric, RecordedRun
-from hocket.observe.summaries import size
+from hocket.observe.summaries import SampleCount, size
 
 _CONFIGURATION = ("workers", "command", "directory", "git commit")  # the facts of section run that a user chose
 _MOST_METRICS, _MOST_EVENTS = 4, 20  # in a line of the list, and of one run
@@ -29,7 +31,7 @@ def table(runs: Iterable[RecordedRun], width: int | None) -> list[str]:
         last += f" and {len(run.metrics) - _MOST_METRICS} more" if len(run.metrics) > _MOST_METRICS else ""
         workers = str(run.fact("run", "workers") or "?")
         rows.append((run.id, workers, run.strategy, span(run.seconds), run.state, last or "-"))
-    return [line[:width] for line in _align(rows)]
+    return [line[:width] for line in align(rows)]
 
 
 def details(run: RecordedRun) -> list[str]:
@@ -41,33 +43,35 @@ def details(run: RecordedRun) -> list[str]:
     rows += [("command", shlex.join(about.get("command", []))), ("directory", about.get("directory", "?"))]
     rows += [(name, str(about[name])) for name in ("git commit",) if about.get(name)]
     rows += [("workers", str(about.get("workers", "?"))), ("strategy", run.strategy), ("folder", str(run.folder))]
-    lines = _align(rows)
-    lines += _section("Speed", _align(_speed(run)))
+    lines = align(rows)
+    lines += _section("Speed", align(_speed(run)))
     metrics = [(name, *_metric(name, metric)) for name, metric in run.metrics.items()]
     if metrics:
-        lines += _section("Metrics", _align([("", "first", "best", "last", "at step", "reported"), *metrics]))
-    lines += _section("Gradients", _align(_gradients(run.facts.get("gradients", {}))))
+        lines += _section("Metrics", align([("", "first", "best", "last", "at step", "reported"), *metrics]))
+    lines += _section("Workers", _changes(run))
+    lines += _section("Samples", SampleCount.lines(run.facts.get("samples", {})))
+    lines += _section("Gradients", align(_gradients(run.facts.get("gradients", {}))))
     sections = {"servers": "Servers", "told": "Told by the workers", "settings": "Settings", "versions": "Versions"}
     for section, title in sections.items():
         known = {name: value for name, value in run.facts.get(section, {}).items() if name != "strategy"}
-        lines += _section(title, _align([(name, _plain(value)) for name, value in known.items()]))
-    lines += _section("Host", _align([(name, _host(name, value)) for name, value in run.facts.get("host", {}).items()]))
-    lines += _section("Hosts", _align([(name, _place(value)) for name, value in run.facts.get("hosts", {}).items()]))
+        lines += _section(title, align([(name, _plain(value)) for name, value in known.items()]))
+    lines += _section("Host", align([(name, _host(name, value)) for name, value in run.facts.get("host", {}).items()]))
+    lines += _section("Hosts", align([(name, _place(value)) for name, value in run.facts.get("hosts", {}).items()]))
     return lines + _section("Events", _events(run))
 
 
 def compare(first: RecordedRun, second: RecordedRun) -> list[str]:
     """Two runs side by side: what differs in configuration, then speed, then metrics."""
     both = [("", "A", "B"), ("run", first.id, second.id), ("state", first.state, second.state)]
-    lines = _align([*both, ("took", span(first.seconds), span(second.seconds))])
+    lines = align([*both, ("took", span(first.seconds), span(second.seconds))])
     different = [(name, _plain(a), _plain(b)) for name, a, b in differences(first, second)]
-    lines += _section("What differs", _align(different) if different else ["nothing that is recorded"])
+    lines += _section("What differs", align(different) if different else ["nothing that is recorded"])
     speed = [("", "A", "B", "B to A")]
     theirs = dict(_speed(second))
     for name, value in _speed(first):
         if name in theirs:
             speed.append((name, value, theirs[name], _ratio(first, second) if name == "samples/s" else ""))
-    lines += _section("Speed", _align(speed) if len(speed) > 1 else [])
+    lines += _section("Speed", align(speed) if len(speed) > 1 else [])
     metrics = []
     for name in dict.fromkeys([*first.metrics, *second.metrics]):
         a, b = first.metrics.get(name), second.metrics.get(name)
@@ -75,7 +79,7 @@ def compare(first: RecordedRun, second: RecordedRun) -> list[str]:
             values = [_metric(name, metric)[index] if metric else "-" for metric in (a, b)]
             if values != ["-", "-"]:
                 metrics.append((f"{name}, {kind}", *values))
-    return lines + _section("Metrics", _align([("", "A", "B"), *metrics]) if metrics else [])
+    return lines + _section("Metrics", align([("", "A", "B"), *metrics]) if metrics else [])
 
 
 def differences(first: RecordedRun, second: RecordedRun) -> list[tuple[str, Any, Any]]:
@@ -144,6 +148,17 @@ def _gradients(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, number(v) if isinstance(v, float) else _plain(v)) for name, v in facts.items()]
 
 
+def _changes(run: RecordedRun) -> list[str]:
+    """How workers came and went; nothing if all stayed."""
+    counts = Counter(event["name"] for event in run.events)
+    found = [(counts["worker lost"], "lost"), (counts["worker left"], "left"), (counts["newcomer joined"], "joined")]
+    told = [f"{count} {what}" for count, what in found if count]
+    changes = [event["details"] for event in run.events if event["name"] == WORKERS_CHANGED]
+    if changes:
+        told += [f"{changes[-1]['workers']} in the last of {changes[-1]['generation'] + 1} generations"]
+    return [", ".join([f"{run.fact('run', 'workers')} at the start", *told])] if told else []
+
+
 def _ratio(first: RecordedRun, second: RecordedRun) -> str:
     a, b = first.speed.samples_per_second, second.speed.samples_per_second
     return f"{b / a:.2f}×" if a and b else ""
@@ -196,6 +211,7 @@ def _section(title: str, lines: list[str]) -> list[str]:
     return ["", title, *(f"  {line}" for line in lines)] if lines else []
 
 
-def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows of a table as lines, each column as wide as it must be."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

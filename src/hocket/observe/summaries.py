@@ -7,16 +7,71 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
-from hocket.events import Facts, Metrics, ServerReport, Traffic
+from hocket.events import BATCHES_AGAIN, SAMPLES_AGAIN, Facts, Metrics, PassDone, ServerReport, Traffic
 
 CONSENSUS = "distance from consensus"
+_REFUSED = "refused between workers"
+_LINKS, _RATES, _SUMS = "links between hosts", "MB/s between hosts", "sums between hosts by"
 _LEAST = 0.1  # seconds of waiting that are worth a word
 _MOST_WORKERS = 8  # that are shown one by one on the screen; a record has them all
 _MOST_BARS = 6  # of a histogram in a line
+
+
+class SampleCount:
+    """Which samples have counted, epoch by epoch, and what was done twice because workers were lost."""
+
+    def __init__(self) -> None:
+        self._epochs = self._batches = self._samples = 0
+        self._wrong: dict[str, list[int]] = {}
+        self._last: dict[int, int] = {}  # the last epoch of each loader
+
+    def take(self, record: PassDone) -> dict[str, Any]:
+        """An epoch is over, as one of the workers tells; the facts for the record."""
+        if record.epoch <= self._last.get(record.loader, 0):
+            return {}
+        self._last[record.loader] = record.epoch
+        self._epochs += 1
+        if record.samples != record.whole:
+            self._wrong[str(record.epoch)] = [record.samples, record.whole]
+        return {"epochs": self._epochs, "samples of an epoch": record.whole, "epochs that differ": self._wrong}
+
+    def take_change(self, details: Mapping[str, Any]) -> dict[str, Any]:
+        """Workers have changed; the facts for the record."""
+        if SAMPLES_AGAIN not in details:
+            return {}
+        self._batches += details[BATCHES_AGAIN]
+        self._samples += details[SAMPLES_AGAIN]
+        return {BATCHES_AGAIN: self._batches, SAMPLES_AGAIN: self._samples}
+
+    @staticmethod
+    def lines(facts: Mapping[str, Any]) -> list[str]:
+        """What the facts of a record say to a person."""
+        said = []
+        wrong = facts.get("epochs that differ", {})
+        if epochs := facts.get("epochs", 0) - len(wrong):
+            each = "each of them" if epochs > 1 else "it"
+            said.append(
+                f"every sample counted once in {_some(epochs, 'epoch')}: {facts['samples of an epoch']:,} in {each}"
+            )
+        said += [f"epoch {epoch}: {found:,} of {whole:,} samples counted" for epoch, (found, whole) in wrong.items()]
+        if batches := facts.get(BATCHES_AGAIN):
+            samples = _some(facts[SAMPLES_AGAIN], "sample")
+            said.append(f"{_some(batches, 'batch', 'es')} of lost workers were done twice, with {samples}")
+        return said
+
+
+def _some(count: int, what: str, ending: str = "s") -> str:
+    return f"{count:,} {what}{ending if count != 1 else ''}"
+
+
+def _reasons(refused: Iterable[Mapping[str, int]]) -> str:
+    """What several processes have refused, in words."""
+    total = sum(map(Counter, refused), Counter[str]())
+    return ", ".join(f"{reason} {times:,}×" for reason, times in total.most_common())
 
 
 class TrafficSummary:
@@ -36,6 +91,9 @@ class TrafficSummary:
         if under_way:
             hidden = 1 - sum(record.exposed for record in self._last.values()) / under_way
             found["communication hidden"] = f"{hidden:.0%}"
+        found |= self._algorithms()
+        if refused := _reasons(record.refused for record in self._last.values()):
+            found[_REFUSED] = refused
         for host, waits in self._waits().items():
             found[f"{host} waited"] = ", ".join(f"{seconds:.1f} s for {other}" for other, seconds in waits.items())
         return found
@@ -45,8 +103,27 @@ class TrafficSummary:
         facts = self.facts()
         hidden = facts.pop("communication hidden", None)
         said = [] if hidden is None else [f"{hidden} of the communication between hosts was hidden by computation."]
-        said += [f"{what} {waits}." for what, waits in facts.items()]
+        facts.pop(_RATES, None)
+        if (links := facts.pop(_LINKS, None)) is not None:
+            said.append(f"Measured between hosts: {links}.")
+        said += [f"{what}{':' if what.startswith((_SUMS, _REFUSED)) else ''} {text}." for what, text in facts.items()]
         return [f"hocket: {line}" for line in said]
+
+    def _algorithms(self) -> dict[str, str]:
+        """What the worker of the lowest rank has measured of the links, and how long its sums took, by algorithm."""
+        first = self._last[min(self._last)] if self._last else None
+        if first is None:
+            return {}
+        found = {_LINKS: first.links} if first.links else {}
+        if first.rates:
+            found[_RATES] = "; ".join(", ".join(f"{rate:g}" if rate else "-" for rate in row) for row in first.rates)
+        for name, (times, nbytes, seconds, predicted, told, least, most) in first.uses.items():
+            size = f"{least / 1e6:,.2f} to {most / 1e6:,.2f}" if most > least else f"{nbytes / times / 1e6:,.2f}"
+            text = f"{times:,.0f} of {size} MB, {seconds / times * 1e3:,.2f} ms each"
+            found[f"{_SUMS} {name.replace('_', '-')}"] = text + (
+                f" (predicted {predicted / told * 1e3:,.2f} ms)" if told else ""
+            )
+        return found
 
     def _waits(self) -> dict[str, dict[str, float]]:
         """For each host, the seconds that one of its workers has waited for each host on average, the most first."""
@@ -118,9 +195,8 @@ class ServedSummary:
             found[f"server {server} on {record.host}"] = _load(record)
         if late := {rank: worker.late for rank, worker in workers.items() if worker.late}:
             found["pushes refused as too late"] = ", ".join(f"{times:,} of rank {rank}" for rank, times in late.items())
-        refused = sum((Counter(record.refused) for record in self._last.values()), Counter[str]())
-        if refused:
-            found["refused"] = ", ".join(f"{reason} {times:,}×" for reason, times in refused.most_common())
+        if refused := _reasons(record.refused for record in self._last.values()):
+            found["refused"] = refused
         return found
 
     def lines(self) -> list[str]:

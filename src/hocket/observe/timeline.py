@@ -23,7 +23,7 @@ from hocket.errors import RecordError, UsageError
 from hocket.events import Happening, Spans
 from hocket.spans import FRAME, SCRIPT
 
-_SERVERS = 1_000_000  # process numbers of servers come after those of all ranks
+_OTHERS = {"server": 1_000_000, "coordinator": 2_000_000, "spare": 3_000_000}  # process numbers after those of ranks
 _DRIFT = 5e-5  # seconds that two clocks may drift apart in one second
 _SLEW = 1.0  # seconds in which a new difference is taken over
 
@@ -48,7 +48,7 @@ class Timeline:
         self.clock: Callable[[str], HostClock | None] = _same_clock
         self._origin = time.perf_counter_ns()
         self._tracks: dict[tuple[int, str], int] = {}
-        self._lost: dict[int, int] = {}
+        self._lost: dict[object, int] = {}
         self._descriptor: int | None = None
         try:
             self._descriptor = _open(path)
@@ -61,16 +61,17 @@ class Timeline:
     def lost(self) -> int:
         return sum(self._lost.values())
 
-    def take(self, role: str, number: int, host: str, record: Spans | Happening) -> None:
+    def take(self, role: str, number: int, host: str, record: Spans | Happening, source: object = None) -> None:
         """Write down what a process has done, or that something happened there just now.
 
         Args:
-            role: ``rank`` or ``server``.
+            role: ``rank``, ``server`` or ``spare``.
             number: Which one.
             host: Where it is.
             record: What it tells.
+            source: What tells this process from others of the same number, before and after it.
         """
-        process = number + 1 if role == "rank" else _SERVERS + number
+        process = number + 1 if role == "rank" else _OTHERS[role] + number
         lines: list[str] = []
         if (process, SCRIPT) not in self._tracks:
             who = {"name": f"{role} {number} on {host}", "role": role, "number": number, "host": host}
@@ -79,6 +80,7 @@ class Timeline:
             self._thread(process, SCRIPT, lines)
         if isinstance(record, Spans):
             self._spans(process, host, record, lines)
+            self._lost[source or process] = record.lost
         else:
             lines.append(_line(name=record.name, ph="i", s="p", pid=process, tid=1, ts=self._now()))
         self._append(lines)
@@ -110,7 +112,6 @@ class Timeline:
                 begin, end = round(clock.here(begin / 1e9) * 1e9), round(clock.here(end / 1e9) * 1e9)
             at, length = (begin - self._origin) / 1e3, (end - begin) / 1e3
             lines.append(f'{{"name":{title},{head}{at:.3f},"dur":{length:.3f}{args}}}')
-        self._lost[process] = record.lost
 
     def _thread(self, process: int, track: str, lines: list[str]) -> int:
         thread = self._tracks.get((process, track))

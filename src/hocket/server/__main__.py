@@ -6,7 +6,6 @@ import faulthandler
 import os
 import signal
 import sys
-import threading
 
 from hocket import config as configuration
 from hocket import spans
@@ -14,6 +13,7 @@ from hocket.errors import HocketError
 from hocket.events import NoSink, PipeSink, Sink, Stage
 from hocket.server.front import Front
 from hocket.server.server_service import Service
+from hocket.transport.waiting import await_end, hold_sigterm
 
 _REPORT = 1.0  # seconds between two reports to the launcher
 
@@ -24,9 +24,8 @@ def main() -> int:
     if config.server is None or config.secret_fd is None:
         print("hocket: servers are started by hocket run --servers N", file=sys.stderr)
         return 2
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    hold_sigterm()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     if len(sys.argv) > 1 and sys.argv[1]:
         sys.path.insert(0, sys.argv[1])  # an optimizer of the user's own may be beside the script
@@ -44,7 +43,7 @@ def main() -> int:
         print(f"hocket: server {config.server}: {error}", file=sys.stderr, flush=True)
         return 1
     sink.put(Stage("joined"))
-    while not ended.wait(_REPORT):
+    while not await_end(_REPORT):
         sink.put(service.report())
     sink.put(service.report())
     front.close()

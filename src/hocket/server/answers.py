@@ -88,6 +88,7 @@ class Answers:
             present=bytes.fromhex(head["present"]) if head["present"] is not None else None,
             groups=head["groups"],
             batches=tuple((int(queue), int(epoch), int(number)) for queue, epoch, number in head["batches"]),
+            fault=int(head["fault"]),
         )
 
         def applied() -> None:  # before a worker that goes on after this update can ask which batches are not done
@@ -99,7 +100,7 @@ class Answers:
         shard = table.shard
         if isinstance(shard, RowShard):
             gradient = self._receive_rows(shard, head, body)
-            is_accepted = table.push(self._rank, push, gradient, self._note, None, applied, accepted)
+            outcome = table.push(self._rank, push, gradient, self._note, None, applied, accepted)
             parts: list[memoryview] = []
         else:
             assert isinstance(shard, DenseShard)
@@ -112,11 +113,11 @@ class Answers:
                 service.received += sum(each.nbytes for each in desk.gradients)
             wanted = bool(head["pull"])
             copy = (lambda: _copy(desk.parameters, flats)) if wanted else None
-            is_accepted = table.push(self._rank, push, desk.gradients, self._note, copy, applied, accepted)
+            outcome = table.push(self._rank, push, desk.gradients, self._note, copy, applied, accepted)
             parts = as_bytes(desk.parameters) if wanted and not desk.is_shared else []
             service.sent += sum(each.nbytes for each in desk.parameters) if wanted else 0
-        head = {"accepted": is_accepted, "version": table.version, "even": table.is_even}
-        return Answer({**head, "lost": not is_accepted and table.is_lost(self._rank)}, parts)
+        head = {"accepted": outcome.accepted, "faults": outcome.faults, "version": table.version, "even": table.is_even}
+        return Answer({**head, "lost": not outcome and table.is_lost(self._rank)}, parts)
 
     def _pull(self, head: dict[str, Any], _: Body) -> Answer:
         table = self._table(head)

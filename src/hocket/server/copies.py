@@ -14,7 +14,7 @@ from hocket.server import desk, states
 from hocket.server.placement import Placement
 from hocket.server.server_client import Client
 from hocket.server.shard import Stored
-from hocket.server.terms import Definition, Kind, Push, Rows, Terms
+from hocket.server.terms import Definition, Kind, Push, PushOutcome, Rows, Terms
 from hocket.transport.area import Area
 from hocket.transport.requests import Link
 from hocket.transport.tensor_bytes import as_bytes
@@ -63,7 +63,7 @@ class DenseCopy:
         heads = self._ask(Kind.PULL, lambda _: ({}, []), pulls=True)
         return int(heads[0]["version"])
 
-    def push(self, push: Push, presents: Sequence[bytes | None] | None = None, *, pull: bool = True) -> bool:
+    def push(self, push: Push, presents: Sequence[bytes | None] | None = None, *, pull: bool = True) -> PushOutcome:
         """Push the gradients, wait until this worker may go on, and get the parameters.
 
         Args:
@@ -72,13 +72,14 @@ class DenseCopy:
             pull: Whether the parameters are wanted.
 
         Returns:
-            False if the push came too late for a server, which has not applied it.
+            What the servers say; false if the push came too late for one of them, which has not applied it.
         """
         if presents is None:
             presents = self.presents(push.present)
         head = {
             "epoch": push.epoch,
             "weight": push.weight,
+            "fault": push.fault,
             "groups": push.groups,
             "pull": pull,
         }
@@ -138,15 +139,16 @@ class DenseCopy:
         return self._client.each(ask)
 
 
-def _judge(client: Client, table: int, push: Push, heads: Sequence[dict[str, Any]]) -> bool:
-    """Whether all servers have accepted a push; notes what server 0 says of the push's round and batches."""
+def _judge(client: Client, table: int, push: Push, heads: Sequence[dict[str, Any]]) -> PushOutcome:
+    """What all servers together say of a push; notes what server 0 says of the push's round and batches."""
     if table in client.paced:
         client.is_even &= heads[0]["even"]
     if not heads[0]["accepted"]:
         client.refuse(push.batches)
     if any(head["lost"] for head in heads):
         client.live()  # so that the coordinator sees this worker, and has the servers take its pushes again
-    return all(head["accepted"] for head in heads)
+    faults = {int(rank): int(fault) for head in heads for rank, fault in head["faults"].items()}
+    return PushOutcome(all(head["accepted"] for head in heads), faults)
 
 
 def _did(pushed: bool, pulled: bool) -> list[str]:
@@ -209,7 +211,7 @@ class RowCopy:
         self._client.each(ask)
         return found
 
-    def push(self, push: Push, rows: torch.Tensor, values: torch.Tensor) -> bool:
+    def push(self, push: Push, rows: torch.Tensor, values: torch.Tensor) -> PushOutcome:
         """Push gradients of rows (sorted), and wait until this worker may go on; see ``DenseCopy.push``."""
         self._check(rows)
         bounds = torch.searchsorted(rows, self._firsts).tolist()
@@ -220,6 +222,7 @@ class RowCopy:
                 "table": self.number,
                 "epoch": push.epoch,
                 "weight": push.weight,
+                "fault": push.fault,
                 "present": None,
                 "groups": push.groups,
                 "batches": push.batches if number == 0 else (),

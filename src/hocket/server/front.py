@@ -47,7 +47,7 @@ class Front:
         self._coordinator.close()
 
     def welcome(self, peer: int, said: dict[str, Any]) -> dict[str, Any]:
-        if peer != COORDINATOR and peer >= self._config.size:
+        if peer != COORDINATOR and peer >= self._config.size and not said.get("newcomer"):
             raise ValueError(f"rank {peer} in a job of {self._config.size} workers")
         return {}
 
@@ -57,7 +57,8 @@ class Front:
         answers = self._answers.get(peer)
         if answers is None:
             answers = self._answers[peer] = Answers(self._service, peer)
-        return answers.answer(kind, head, body, note)
+        # Without its ``look``: a push counts, and its wait goes on, until the coordinator says that the worker is lost.
+        return answers.answer(kind, head, body, note.__call__)
 
     def lose(self, peer: int, why: str) -> None:
         """A connection is over; whether its worker is lost is for the coordinator to say."""
@@ -73,6 +74,9 @@ class Front:
         rank = int(head["rank"])
         if kind == Tell.WELCOME:
             service.welcome(rank)
+            return {}
+        if kind == Tell.ADMIT:
+            service.admit(rank)
             return {}
         if kind != Tell.LOSE:
             raise ValueError(f"kind {kind} from the coordinator")

@@ -65,8 +65,9 @@ class Pace:
         return fastest - worker.clock > bound + 1  # one more is pushed before its worker waits
 
     def pull(self, rank: int) -> None:
-        """A worker has got the parameters as they are."""
-        self._all[rank].pulled = self.version
+        """A worker has got the parameters as they are, perhaps a new one that takes no part yet."""
+        if rank in self._all:
+            self._all[rank].pulled = self.version
 
     def missing(self, rank: int) -> list[int]:
         """The ranks that worker ``rank`` has to wait for; none if it may go on."""
@@ -88,6 +89,12 @@ class Pace:
         """A worker that was taken for dead is there after all, and starts where the slowest is."""
         self._all[rank].is_live = True
         self._catch_up(rank, self._all[rank].epoch)
+
+    def admit(self, rank: int) -> None:
+        """A new worker takes part, where the slowest is; what the one before it with its number did is forgotten."""
+        epoch = max((worker.epoch for worker in self._all.values() if worker.is_live), default=0)
+        self._all[rank] = _Worker(epoch, pulled=self.version)
+        self._catch_up(rank, epoch)
 
     def excuse(self, rank: int) -> None:
         """A worker was waited for long enough."""

@@ -28,6 +28,7 @@ class Client(Coordinator):
         coordinator: The connection to the coordinator.
         links: The connections to the servers; empty in a job without servers.
         clock: Tells the time.
+        newcomer: See ``Coordinator``.
 
     Attributes:
         is_even: Whether all workers took part in every round so far; all workers in a round learn the same of it.
@@ -44,10 +45,12 @@ class Client(Coordinator):
         coordinator: Link,
         links: Sequence[Link],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        newcomer: bool = False,
     ) -> None:
-        super().__init__(rank, workers, coordinator, clock)
+        super().__init__(rank, workers, coordinator, clock, newcomer=newcomer)
         self.links = list(links)
-        self.is_even = True
+        self.is_even = not newcomer
         self.tables = 0
         self.paced: list[int] = []
         self.make_peers: Callable[[], Peers] = _no_peers
@@ -133,19 +136,20 @@ def _finish(pending: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def open_client(config: Config, secret: bytes) -> Client:
     """Join the job at its coordinator, and connect to all servers; blocks until they are there or the timeout."""
-    coordinator, answered = connect(config, secret, config.rank)
+    said = {"newcomer": config.newcomer}
+    coordinator, answered = connect(config, secret, config.rank, said)
     nonce = secrets.token_hex(8)
 
-    def to(said: dict[str, Any]) -> Callable[[float], Wire]:
+    def to(where: dict[str, Any]) -> Callable[[float], Wire]:
         def make(deadline: float) -> Wire:
-            wire = reach(config, secret, config.rank, said, deadline)
-            join(wire, nonce, deadline)
+            wire = reach(config, secret, config.rank, where, deadline)
+            join(wire, nonce, deadline, said)
             return wire
 
         return make
 
-    links = [WireLink(f"server {n}", to(said), config.timeout) for n, said in enumerate(answered["servers"])]
-    client = Client(config.rank, config.size, coordinator, links)
+    links = [WireLink(f"server {n}", to(where), config.timeout) for n, where in enumerate(answered["servers"])]
+    client = Client(config.rank, config.size, coordinator, links, newcomer=config.newcomer)
     client.make_peers = lambda: WirePeers(config, secret)
     return client
 

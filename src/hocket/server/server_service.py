@@ -21,6 +21,8 @@ from hocket.transport.waiting import Condition
 class AppliedBatches:
     """Which batches a server has: accepted when a push was taken, applied when its gradient is in the parameters.
 
+    A batch whose gradient is left out for a fault is applied, too: nothing is to come of it any more.
+
     A worker itself tells the dealer that a batch is done, but may die before that.
     """
 
@@ -136,6 +138,12 @@ class Service:
         self._lost.pop(rank, None)
         for table in list(self.tables.values()):
             table.welcome(rank)
+
+    def admit(self, rank: int) -> None:
+        """A new worker takes part; one with its number may have been lost."""
+        self._lost.pop(rank, None)
+        for table in list(self.tables.values()):
+            table.admit(rank)
 
     def refuse(self, why: str) -> None:
         """Count a connection or message that was refused, by a reason in a few words that are always the same."""

@@ -26,6 +26,7 @@ class Contribution(NamedTuple):
     weight: float
     present: bytes | None
     staleness: int
+    fault: int = 0
     applied: Callable[[], None] = lambda: None  # called when it is in the parameters, before anybody sees them
 
 

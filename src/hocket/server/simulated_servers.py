@@ -99,6 +99,10 @@ class _DirectServer:
         self._service.welcome(rank)
         return lambda: None
 
+    def admit(self, rank: int) -> Callable[[], None]:
+        self._service.admit(rank)
+        return lambda: None
+
     def applied(self, held: Sequence[Batch]) -> Sequence[Batch]:
         return self._service.batches.applied(held)
 

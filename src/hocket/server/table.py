@@ -13,7 +13,7 @@ from hocket import spans
 from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
 from hocket.server.shard import Contribution, Gradient, Shard
-from hocket.server.terms import Push
+from hocket.server.terms import Push, PushOutcome
 from hocket.transport.waiting import Condition, Note, Wait
 
 
@@ -35,6 +35,7 @@ class _Group:
 
     contributions: list[Contribution] = field(default_factory=list)
     is_done: bool = False
+    faults: dict[int, int] = field(default_factory=dict)  # why they are not applied, by rank
     error: HocketError | None = None  # for all workers of the group
 
 
@@ -64,7 +65,6 @@ class Table:
         self.tallies = {rank: PushTally() for rank in range(definition.workers)}
         self.busy = 0.0
         self._condition, self._timeout, self._clock, self._total = condition, timeout, clock, total
-        self._size = max(1, definition.workers // max(1, definition.terms.groups))
         self._group = _Group()
         self.is_even = True
         """Whether all workers have taken part in every update, so that all are at the same step."""
@@ -85,7 +85,7 @@ class Table:
         pull: Callable[[], None] | None,
         applied: Callable[[], None] = lambda: None,
         accepted: Callable[[], None] = lambda: None,
-    ) -> bool:
+    ) -> PushOutcome:
         """Take a gradient, wait until the worker may go on, and have it get the parameters.
 
         Args:
@@ -94,11 +94,12 @@ class Table:
             gradient: The gradient, which is read until this call returns.
             note: Is told when the wait takes long.
             pull: Copies the parameters, if they are wanted; called while nobody changes them.
-            applied: Called when the gradient is in the parameters, before anybody sees them.
-            accepted: Called when the push is taken; its gradient will be applied.
+            applied: Called when the gradient is in the parameters, or never will be because of a fault; before anybody
+                sees the parameters.
+            accepted: Called when the push is taken; its gradient will be applied unless there is a fault.
 
         Returns:
-            False if the push came too late for the bound, and was not applied.
+            Whether the push came in time for the bound, and the faults for which its update was left out.
 
         Raises:
             DeadlineExceeded: another worker is alive but was not here in time.
@@ -108,6 +109,7 @@ class Table:
             tally, now = self.tallies[rank], self._clock()
             self._groups[rank] = push.groups or self._groups.get(rank)
             staleness = self.pace.arrive(rank, push.epoch)
+            faults: dict[int, int] = {}
             tally.first, tally.last = tally.first or now, now
             if staleness is None:
                 tally.late += 1
@@ -116,9 +118,9 @@ class Table:
                 accepted()
                 tally.pushes += 1
                 tally.staleness[staleness] += 1
-                given = Contribution(rank, gradient, push.weight, push.present, staleness, applied)
+                given = Contribution(rank, gradient, push.weight, push.present, staleness, push.fault, applied)
                 if self.terms.is_collected:
-                    self._collect(rank, push, given, note)
+                    faults = self._collect(rank, push, given, note)
                 else:
                     try:
                         self._apply([given])
@@ -128,7 +130,7 @@ class Table:
             if pull is not None:
                 self.pace.pull(rank)
                 self._work(pull)
-        return staleness is not None
+        return PushOutcome(staleness is not None, faults)
 
     def pull(self, rank: int, copy: Callable[[], None]) -> None:
         """Have a worker get the parameters as they are; ``copy`` is called while nobody changes them."""
@@ -153,6 +155,14 @@ class Table:
         with self._condition:
             self.pace.welcome(rank)
 
+    def admit(self, rank: int) -> None:
+        """A new worker takes part, perhaps with the number of one that is lost: others wait for its pushes."""
+        with self._condition:
+            self.pace.admit(rank)
+            self.tallies.setdefault(rank, PushTally())
+            self._groups.pop(rank, None)
+            self.is_even = False  # it has not taken part in the updates so far
+
     def is_lost(self, rank: int) -> bool:
         """Whether nothing more is taken from a worker."""
         with self._condition:
@@ -175,7 +185,8 @@ class Table:
         with self._condition:
             self._wait(None, lambda: self.pace.at_work(0) if self.version < version else [], note, patience=None)
 
-    def _collect(self, rank: int, push: Push, given: Contribution, note: Note) -> None:
+    def _collect(self, rank: int, push: Push, given: Contribution, note: Note) -> dict[int, int]:
+        """Wait until a gradient is in an update; the faults for which that was left out."""
         self.shard.set_groups(self._groups[rank])
         group = self._group
         group.contributions.append(given)
@@ -188,6 +199,12 @@ class Table:
             raise
         if group.error is not None:
             raise type(group.error)(str(group.error))
+        return group.faults
+
+    @property
+    def _size(self) -> int:
+        """How many gradients make an update, where they are collected."""
+        return max(1, max(self.pace.workers, len(self.pace.live)) // max(1, self.terms.groups))
 
     def _outstanding(self) -> list[int]:
         waiting = {each.rank for each in self._group.contributions}
@@ -205,6 +222,7 @@ class Table:
             return
         self._group = _Group()
         group.is_done = True
+        group.faults = {each.rank: each.fault for each in group.contributions if each.fault}
         self.is_even &= len({each.rank for each in group.contributions}) == self.pace.workers
         try:
             self._apply(sorted(group.contributions, key=lambda each: each.rank))  # so that rounding is always the same
@@ -217,7 +235,8 @@ class Table:
         begin, began = self._clock(), time.perf_counter()
         try:
             self.shard.set_groups(self._groups[contributions[-1].rank])
-            self._update([each for each in contributions if each.weight > 0])
+            has_fault = any(each.fault for each in contributions)
+            self._update([each for each in contributions if each.weight > 0 and not has_fault])
             for each in contributions:
                 each.applied()
         except HocketError:

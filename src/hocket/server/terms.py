@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -154,6 +154,8 @@ class Push:
         present: One byte per slice: whether its parameter has a gradient; None if all have.
         groups: Learning rates and other values of the optimizer's groups; None if they are as before.
         batches: The batches that this gradient completes: queue, epoch and number of each.
+        fault: Why nothing that is collected with this push may be applied, as a number that servers only pass on; 0 if
+            there is no reason.
     """
 
     epoch: int = 0
@@ -161,3 +163,24 @@ class Push:
     present: bytes | None = None
     groups: list[dict[str, Any]] | None = None
     batches: tuple[tuple[int, int, int], ...] = ()
+    fault: int = 0
+
+
+@dataclass(frozen=True)
+class PushOutcome:
+    """What servers say of a push; true if all have accepted it.
+
+    Attributes:
+        accepted: False if the push came too late for the bound on staleness, and does not count.
+        faults: The faults for which nothing was applied, by the rank of the worker that told each; empty if there were
+            none among the gradients that were collected with this one.
+    """
+
+    accepted: bool = True
+    faults: dict[int, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.accepted
+
+    def __and__(self, other: PushOutcome) -> PushOutcome:
+        return PushOutcome(self.accepted and other.accepted, self.faults | other.faults)

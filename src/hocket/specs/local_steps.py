@@ -62,7 +62,7 @@ class LocalSGD(Spec):
 
     @property
     def regroups(self) -> bool:
-        return self.time is None and self.after is None
+        return self.time is None
 
     def resolve(self, workers: int, servers: int) -> Spec:
         """Post-local SGD is a switch."""
@@ -125,7 +125,19 @@ class DiLoCo(Spec):
 
     @property
     def regroups(self) -> bool:
-        return self.fragments == 1 and not self.batches_under_way  # else a batch may count in a part of the model only
+        return True
+
+    @property
+    def exchanges_under_way(self) -> int:
+        return self.fragments if self.batches_under_way else 0
+
+    @property
+    def regroups_unasked(self) -> bool:
+        return not self.batches_under_way  # averages would have to be made at once, and not while batches go on
+
+    @property
+    def takes_newcomers(self) -> bool:
+        return self.fragments == 1 and not self.batches_under_way  # else not all is in the state at any time
 
     def check(self) -> None:
         check_period(self.period)
@@ -180,6 +192,7 @@ class _ServedEASGD(EASGD):
 
     implementation = "hocket.strategies.easgd_served:ServedEASGDTraining"
     survives_loss = True
+    takes_newcomers = True
     is_uneven = True
     keeps_replicas = False
 
@@ -204,6 +217,7 @@ class Gossip(Spec):
     skips_alone = True
     meets_at_coordinator = True
     survives_loss = True
+    takes_newcomers = True
     is_uneven = True  # batches come from a queue, and workers may be lost
     way = "from worker to worker"
 
@@ -259,6 +273,7 @@ class Hogwild(Spec):
     implementation = "hocket.strategies.hogwild:HogwildTraining"
     meets_at_coordinator = True
     survives_loss = True
+    takes_newcomers = True
     is_uneven = True
     leases = True
 

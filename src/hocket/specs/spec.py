@@ -49,8 +49,16 @@ class Spec:
     leases: ClassVar[bool] = False
     """Whether a worker may take several batches of the shared queue at once: nobody waits for their gradients."""
 
+    ends_after_any_batch: ClassVar[bool] = True
+    """Whether a job can be saved and end after any batch: no batch is a part of an optimizer's step."""
+
     way: ClassVar[str | None] = None
     """How parameters travel, in words; None if as all collectives of the job do."""
+
+    @property
+    def exchanges_under_way(self) -> int:
+        """How many exchanges may have begun, and not be over, between two batches, where nobody can be lost."""
+        return 0
 
     @property
     def survives_loss(self) -> bool:
@@ -61,6 +69,16 @@ class Spec:
     def regroups(self) -> bool:
         """Whether the others can go on when a worker is lost, if the user asks for it (``--on-loss continue``)."""
         return False
+
+    @property
+    def regroups_unasked(self) -> bool:
+        """Whether the others go on also if the user asks for nothing, because it costs nothing while nobody is lost."""
+        return self.regroups
+
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether new workers can join while the training goes on (``--on-loss replace``)."""
+        return self.regroups
 
     @property
     def is_uneven(self) -> bool:

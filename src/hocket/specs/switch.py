@@ -35,6 +35,22 @@ class Switch(Spec):
     def skips_alone(self) -> bool:
         return any(each.skips_alone for each in self.strategies)
 
+    @property
+    def exchanges_under_way(self) -> int:
+        return max(each.exchanges_under_way for each in self.strategies)
+
+    @property
+    def regroups(self) -> bool:
+        return all(each.regroups for each in self.strategies)
+
+    @property
+    def regroups_unasked(self) -> bool:
+        return all(each.regroups_unasked for each in self.strategies)
+
+    @property
+    def takes_newcomers(self) -> bool:
+        return all(each.takes_newcomers for each in self.strategies)
+
     def check_fit(self, workers: int, servers: int) -> None:
         if servers:
             raise StrategyError(f"a switch of strategies uses no servers: leave out --servers {servers}")

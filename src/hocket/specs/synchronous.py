@@ -40,6 +40,14 @@ class Central(Spec):
     def implementation(self) -> str:
         return f"hocket.strategies.central:{'make_fused' if self.fused else 'CentralAveraged'}"
 
+    @property
+    def regroups(self) -> bool:
+        return True
+
+    @property
+    def regroups_unasked(self) -> bool:
+        return False  # each step copies what it changes, so that it can be undone
+
 
 @dataclass(frozen=True)
 class Delayed(Spec):
@@ -53,6 +61,18 @@ class Delayed(Spec):
     has_equal_replicas = True
     keeps_replicas = True
     differs_alone = True
+
+    @property
+    def regroups(self) -> bool:
+        return True
+
+    @property
+    def regroups_unasked(self) -> bool:
+        return False  # averages would have to be made before the next batch, and not while it is computed
+
+    @property
+    def exchanges_under_way(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,18 @@ class DMB(Spec):
     differs_alone = True
 
     extra: int | None = field(default=None, metadata={"example": 1})
+
+    @property
+    def regroups(self) -> bool:
+        return True
+
+    @property
+    def regroups_unasked(self) -> bool:
+        return False  # averages would have to be made before the next batch, and not while it is computed
+
+    @property
+    def exchanges_under_way(self) -> int:
+        return 1
 
     def check(self) -> None:
         if self.extra is None:
@@ -98,6 +130,7 @@ class FullBatch(Spec):
 
     name = "full_batch"
     implementation = "hocket.strategies.full_batch:FullBatchTraining"
+    ends_after_any_batch = False
     has_reduction = True
     has_equal_replicas = True
     differs_alone = True

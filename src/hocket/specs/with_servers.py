@@ -27,6 +27,7 @@ class Served(Spec):
     servers = "needed"
     holds_parameters_on_servers = True
     survives_loss = True
+    takes_newcomers = True
 
     clip: float | None = None
     placement: str = "partitioned"

@@ -18,7 +18,7 @@ from hocket.capture.bucket_order import Readiness
 from hocket.capture.collector import Collector, read_payloads
 from hocket.capture.members import Members
 from hocket.capture.noise import Gauge
-from hocket.comm.bucket_layout import Layout
+from hocket.comm.bucket_layout import Layout, limits_by_cost
 from hocket.comm.communicator import Communicator
 from hocket.comm.exchange import Exchange, Ticket
 from hocket.errors import StrategyError, UsageError
@@ -111,6 +111,7 @@ class AveragedGradients:
 
     def _exchange(self) -> None:
         self.members.check_homes()
+        self._communicator.begin()
         if self.collector.has_news:  # it decides what travels, so ranks that differ must be found before
             self._communicator.meet(zlib.crc32(self.collector.trained), 0, self._describe_trained)
             self.collector.leave_out_idle()
@@ -138,12 +139,20 @@ class AveragedGradients:
         return self._engine.finish()
 
     def regroup(self, weight: float) -> None:
-        """Go on with the workers that are left; what was collected and not exchanged counts ``weight`` times."""
-        before = self._engine
-        self._use(self._communicator.exchange(before.layout, private=self._private))
-        for value, slot in zip(before.slots, self._engine.slots, strict=True):
-            torch.mul(value, weight, out=slot)
-        self.collector.move(before.layout, self._engine)
+        """Go on with the workers that are left; what was collected and not exchanged counts ``weight`` times.
+
+        If there are newcomers, nothing was collected, and buckets are laid out as at the beginning, since newcomers do
+        not know in which order gradients became ready.
+        """
+        before, group = self._engine, self._communicator
+        layout = group.lay_out(self.members.parameters) if group.has_newcomers else before.layout
+        self._use(group.exchange(layout, private=self._private))
+        if layout is before.layout:
+            for value, slot in zip(before.slots, self._engine.slots, strict=True):
+                torch.mul(value, weight, out=slot)
+            self.collector.move(layout, self._engine)
+        else:
+            self.collector.adopt(layout, self._engine)
         before.close()
         self.gauge = Gauge(self._communicator.size, self.members.parameters)
         self.collector.on_complete = self.gauge.see
@@ -158,10 +167,16 @@ class AveragedGradients:
         return f"the first gradients after unfreezing, with {', '.join(names) or 'nothing'} still frozen"
 
     def _follow(self, readiness: Readiness) -> None:
-        """Lay out the buckets in the order in which gradients became ready on rank 0; collective."""
-        parameters = self.members.parameters
-        order = self._communicator.gather_data(readiness.order)[0]
-        layout = self._communicator.lay_out(parameters, order)
+        """Lay out the buckets in the order in which gradients became ready on rank 0; collective.
+
+        Between GPUs their number follows from what a sum takes, and how long the pass took, both on rank 0.
+        """
+        parameters, nccl = self.members.parameters, self._communicator.nccl
+        # Where workers may be lost, a measurement would wait for them for ever.
+        cost = None if nccl is None or nccl.look is not None else [*nccl.measure(), readiness.seconds]
+        order, measured = self._communicator.gather_data([readiness.order, cost])[0]
+        limits = None if measured is None else lambda nbytes: limits_by_cost(nbytes, *measured)
+        layout = self._communicator.lay_out(parameters, order, limits)
         if layout.places == self._engine.layout.places:
             return
         self._engine.close()

@@ -63,6 +63,11 @@ class BatchAtWork:
         self.name = None
 
 
+def read_rates(optimizer: Optimizer) -> list[float]:
+    """The learning rates of an optimizer."""
+    return [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+
+
 @dataclass(frozen=True)
 class Context:
     """All that a strategy works with; nothing is taken from globals.
@@ -74,8 +79,9 @@ class Context:
         communicator: The communicator of all workers.
         client: The connection to the servers of the job; None if there are none.
         on_nan: What is done about gradients that are not finite: ``raise``, ``skip`` or ``ignore``.
-        rests: Whether another strategy is at work on the model first, and calls this one when it is its turn.
         batch: The batch at work when the strategy is made.
+        rates: Gives the learning rates of an optimizer as its schedule has them, however large the global batch is.
+        rests: Whether another strategy is at work on the model first, and calls this one when it is its turn.
     """
 
     model: nn.Module
@@ -84,8 +90,9 @@ class Context:
     communicator: Communicator
     client: Client | None = None
     on_nan: str = "raise"
-    rests: bool = False
     batch: BatchAtWork = field(default_factory=BatchAtWork)
+    rates: Callable[[Optimizer], list[float]] = read_rates
+    rests: bool = False
 
     @property
     def checks_finite(self) -> bool:
@@ -160,7 +167,7 @@ class Strategy(ABC):
     """How many exchanges there have been."""
 
     batches: int = 0
-    """How many exchanges there have been, as far as they are counted."""
+    """How many batches there have been, as far as they are counted."""
 
     exchanging: float = 0.0
     """Seconds spent in exchanges so far, waiting for other ranks included."""
@@ -237,11 +244,35 @@ class Strategy(ABC):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep beside model and optimizer, as plain data with tensors; the same on all ranks."""
-        return {"steps": self.steps}
+        return {"steps": self.steps, "batches": self.batches}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what ``state`` gave; collective. Model and optimizer have been loaded before."""
         self.steps = state["steps"]
+        self.batches = state.get("batches", self.steps)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside this context, model and optimizer are read for a newcomer, or written by one, and nobody else sees it.
+
+        For strategies whose workers meet at the coordinator; not collective.
+        """
+        yield
+
+    @property
+    def can_give(self) -> bool:
+        """Whether ``give`` may be called now."""
+        return True
+
+    def give(self) -> dict[str, Any]:
+        """What a newcomer must know beside ``state``, as plain data: called on one worker, between two batches."""
+        return {}
+
+    def has_given(self) -> None:  # noqa: B027 - most have nothing to do
+        """A newcomer has been let in, and has what ``give`` gave."""
+
+    def take(self, given: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to do
+        """Begin as a newcomer, with what ``give`` gave: model, optimizer and state are loaded, and others train."""
 
     @property
     def holds(self) -> bool:

@@ -7,20 +7,20 @@ import time
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from hocket import spans
 from hocket.capture.collector import Collector, read_payloads
 from hocket.capture.local_gradient import LocalGradient
-from hocket.capture.members import Members
 from hocket.capture.model_hooks import ModelHooks
 from hocket.capture.noise import Gauge
-from hocket.comm.bucket_layout import Layout
+from hocket.comm.changing_group import RegroupingCommunicator
+from hocket.comm.communicator import Communicator
 from hocket.comm.kernels import average_into
 from hocket.comm.shared import SharedCommunicator
-from hocket.errors import SharedCopyError, StrategyError
+from hocket.errors import StrategyError
 from hocket.specs import Spec
 from hocket.strategies.averaged_gradients import (
     AveragedGradients,
@@ -34,10 +34,13 @@ from hocket.strategies.averaged_gradients import (
 from hocket.strategies.base import Context, Strategy
 from hocket.strategies.nan_policy import NanPolicy
 from hocket.strategies.optimizer_step import hooks_outside
+from hocket.strategies.shared_copy import HostMemory, SharedParameters, stands_apart
+from hocket.transport.waiting import Description
 from hocket.updates.kinds import divides_by_elements
 from hocket.updates.slices import SlicedUpdate
+from hocket.updates.undo_log import UndoLog
 from hocket.updates.update import Range, Step, Update
-from hocket.updates.whole_tensors import WholeUpdate
+from hocket.updates.whole_tensors import WholeUpdate, refuse_changes
 
 
 class CentralTraining(Strategy):
@@ -49,14 +52,12 @@ class CentralTraining(Strategy):
         super().__init__(context, spec)
         communicator, optimizer, members = context.communicator, context.optimizer, context.members
         assert optimizer is not None
-        if any(parameter.device.type != "cpu" for parameter in members.parameters):
+        if communicator.on_host is not communicator:
+            communicator.stay("strategy 'central' goes on without a worker only where all are on one host")
+        on_host = _group_of(communicator.on_host)
+        if not isinstance(on_host, SharedCommunicator) and not communicator.changes:
             raise StrategyError(
-                "strategy 'central' shares memory of the CPU, and this model is on a GPU: use --strategy mirrored"
-            )
-        host = communicator.on_host
-        if not isinstance(host, SharedCommunicator):
-            raise StrategyError(
-                "strategy 'central' needs shared memory, and this job uses Gloo: use --strategy mirrored"
+                "strategy 'central' needs shared memory, which this job has not: use --strategy mirrored"
             )
         by_elements = divides_by_elements(optimizer, "central")
         if members.foreign:
@@ -64,21 +65,35 @@ class CentralTraining(Strategy):
                 "strategy 'central' cannot share parameters that two optimizers train: give each parameter to one "
                 "optimizer, or use --strategy mirrored"
             )
-        self._communicator, self._host, self._optimizer, self._members = communicator, host, optimizer, members
-        self._layout = communicator.lay_out(members.parameters)
-        self._shared = SharedParameters(host, members, self._layout)
+        if communicator.changes and not by_elements:
+            communicator.stay(refuse_changes(optimizer))
+        self._communicator, self._optimizer, self._members = communicator, optimizer, members
+        self._host = host = HostMemory(communicator)
+        self._layout = layout = communicator.lay_out(members.parameters)
+        if stands_apart(layout) and not by_elements:
+            raise StrategyError(
+                f"strategy 'central' updates its copy in the CPU's memory by slices, and {type(optimizer).__name__} "
+                "works on whole tensors: with a model on a GPU, use --strategy mirrored"
+            )
+        self._shared = communicator.persist(lambda: SharedParameters(host, members, layout))
         gradients = self._prepare_gradients(context.on_nan)
-        self._update: Update = (
-            SlicedUpdate(host, optimizer, members, self._layout, self._shared.flats, gradients)
-            if by_elements
-            else WholeUpdate(host, optimizer, members, self._layout, gradients)
-        )
+        self._update: Update
+        if by_elements:
+            log = UndoLog(host) if communicator.changes else None
+            self._update = SlicedUpdate(host, optimizer, members, layout, self._shared.flats, gradients, log)
+        else:
+            assert isinstance(on_host, SharedCommunicator)
+            self._update = WholeUpdate(on_host, optimizer, members, layout, gradients)
         hooks = ModelHooks(context.model, self.collector)
         hooks.watch_loading(context.model, self._before_load, self._shared.accept_writes)
 
     @abstractmethod
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
         """Make the collector, and the flat buffers from which updates take their gradients."""
+
+    @abstractmethod
+    def _regroup_gradients(self, weight: float) -> list[torch.Tensor]:
+        """Collect gradients among the workers that there are now; returns where updates take them from."""
 
     @abstractmethod
     def _judge(self) -> bool:
@@ -104,22 +119,33 @@ class CentralTraining(Strategy):
         if not allowed:
             return loss
         with hooks_outside(self._optimizer, options):
-            begin = time.perf_counter()
-            present = self._agree()
-            self._fetch(self._update.prepare(present))
-            self.exchanging += time.perf_counter() - begin
-            self._update.step(original, **options)
-            begin = time.perf_counter()
-            news = self._host.transport.meet(_PUBLISH, self._update.news(), self._describe)
-            if any(news):
-                self._update.share()
-            self.exchanging += time.perf_counter() - begin
+            self._communicator.persist(lambda: self._take_step(original, options))
         self._shared.mark_updated()
         return loss
 
+    def _take_step(self, original: Step, options: dict[str, Any]) -> None:
+        begin = time.perf_counter()
+        present = self._agree()
+        self._fetch(self._update.prepare(present))
+        self.exchanging += time.perf_counter() - begin
+        self._update.step(original, **options)
+        begin = time.perf_counter()
+        news = self._host.meet(_PUBLISH, self._update.news(), self._describe)
+        if any(news):
+            self._update.share()
+        self._update.end()
+        self.exchanging += time.perf_counter() - begin
+
+    def regroup(self, weight: float) -> None:
+        gradients = self._regroup_gradients(weight)
+        parameters = self._shared.offer()
+        self._update.regroup(parameters, gradients)
+        self._shared.move()
+
     def _before_load(self) -> None:
         # Another rank may still compute with the old values.
-        self._host.barrier("load_state_dict() of a central model, which every rank must call")
+        what = "load_state_dict() of a central model, which every rank must call"
+        self._communicator.persist(lambda: self._host.barrier(what))
 
     def _describe(self) -> str:
         return f"optimizer.step(), the update of step {self.steps}{say_rates(self._optimizer)}"
@@ -131,7 +157,16 @@ class CentralAveraged(CountedByExchange, CentralTraining):
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
         self._exchange = AveragedGradients(self._communicator, self._members, self._layout, on_nan, self._optimizer)
         self.collector = self._exchange.collector
-        return self._exchange.results
+        return self._averages()
+
+    def _averages(self) -> list[torch.Tensor]:
+        """Where updates find the averages: what this worker has of them on a GPU is brought there."""
+        self._brought = self._layout.allocate_here() if stands_apart(self._layout) else None
+        return self._brought or self._exchange.results
+
+    def _regroup_gradients(self, weight: float) -> list[torch.Tensor]:
+        self._exchange.regroup(weight)  # the last averages are still in p.grad
+        return self._averages()
 
     def _judge(self) -> bool:
         return self._exchange.before_step(self._optimizer)
@@ -139,8 +174,13 @@ class CentralAveraged(CountedByExchange, CentralTraining):
     def _agree(self) -> bytes:
         present = self._exchange.sync_results()
         # Others may still read parameters or gradients until they come here.
-        self._host.transport.meet(zlib.crc32(present), 0, self._describe)
+        self._host.meet(zlib.crc32(present), 0, self._describe)
         return present
+
+    def _fetch(self, ranges: list[Range]) -> None:
+        if self._brought is not None:
+            for bucket, start, end in _joined(ranges):
+                self._brought[bucket][start:end].copy_(self._exchange.results[bucket][start:end])
 
 
 class CentralSealed(CentralAveraged):
@@ -152,11 +192,11 @@ class CentralSealed(CentralAveraged):
         )
         exchange.show([LocalGradient.seal(view) for view in exchange.collector.views])
         self._exchange, self.collector = exchange, exchange.collector
-        return exchange.results
+        return self._averages()
 
     def _agree(self) -> bytes:
         present = self._exchange.present()
-        self._host.transport.meet(zlib.crc32(present), 0, self._describe)
+        self._host.meet(zlib.crc32(present), 0, self._describe)
         return present
 
 
@@ -166,17 +206,47 @@ class CentralFused(CentralTraining):
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
         members, layout = self._members, self._layout
         self.steps = 0
-        self._slots = self._host.buffer(layout.buckets, "gradients", result=False)
+        self._slots = self._communicator.persist(self._make_slots)
+        self._counted = self._slots  # those of the workers whose gradients the step is made of
+        self._weight = 1.0  # of what is collected, since workers were lost
+        mine = self._slots[self._host.rank]
+        self._collected = None  # on a GPU, whose gradients are brought to the slot when all are there
+        if stands_apart(layout):
+            self._collected = mine = layout.allocate()
         self.collector = Collector(
-            members.names, members.parameters, layout, self._slots.mine, self._seal, check_finite=on_nan != "ignore"
+            members.names, members.parameters, layout, mine, self._seal, check_finite=on_nan != "ignore"
         )
         self._nan_policy, self._gauge = NanPolicy(members.names, on_nan), Gauge(self._host.size, members.parameters)
-        self._local = [LocalGradient.seal(view) for view in layout.views(self._slots.mine)]
+        self._local = [LocalGradient.seal(view) for view in layout.views(mine)]
         self._payload, self._same_missing = 0, True
-        self._counted = b"", 0
+        self._trained = b"", 0
         self._number = zlib.crc32(repr(members.describe()).encode())
         # Only this worker's slices are ever touched, and memory that is not touched is not taken.
         self._averages = [torch.empty(bucket.count, dtype=bucket.dtype) for bucket in layout.buckets]
+        return self._averages
+
+    def _make_slots(self) -> list[list[torch.Tensor]]:
+        return self._host.slots(self._layout, "gradients")
+
+    def _regroup_gradients(self, weight: float) -> list[torch.Tensor]:
+        if self._collected is not None:
+            self._slots = self._make_slots()
+            torch._foreach_mul_(self._collected, weight)
+            self._gauge = Gauge(self._host.size, self._members.parameters)
+            return self._averages
+        self._weight *= weight
+        before, slots = self.collector.views, self._make_slots()
+        self._slots, mine = slots, slots[self._host.rank]
+        local = [LocalGradient.seal(view) for view in self._layout.views(mine)]
+        self.collector.move(self._layout, mine)
+        for value, view in zip(before, self.collector.views, strict=True):
+            torch.mul(value, self._weight, out=view)
+        self._weight = 1.0
+        for parameter, old, new in zip(self._members.parameters, self._local, local, strict=True):
+            if parameter.grad is old:
+                parameter.grad = new
+        self._local = local
+        self._gauge = Gauge(self._host.size, self._members.parameters)
         return self._averages
 
     @property
@@ -189,6 +259,7 @@ class CentralFused(CentralTraining):
 
     def _seal(self) -> None:
         self._members.check_homes()
+        self._communicator.begin()
         self._payload = self.collector.payload()
         self._members.set_gradients(self._local, self.collector.missing)
 
@@ -197,23 +268,33 @@ class CentralFused(CentralTraining):
         gradients = [parameter.grad for parameter in self._members.parameters]
         if 1 in self.collector.missing or not all(map(operator.is_, gradients, self._local)):
             self._note_changes(gradients)
+        payload = self.collector.repeat_payload(self._payload)
+        number = self._number + number_rates(self._optimizer)
+        what = self._describe_next
+        nonfinite, same = read_payloads(self._communicator.persist(lambda: self._offer(number, payload, what)))
+        self._counted = self._slots
         self.steps += 1
         self.sent += self._nbytes()
-        payload = self.collector.repeat_payload(self._payload)
-        nonfinite, same = read_payloads(
-            self._host.transport.meet(self._number + number_rates(self._optimizer), payload, self._describe)
-        )
         self._nan_policy.record(nonfinite)
         self._same_missing = same
         return self._nan_policy.allows_step(self._optimizer)
 
+    def _offer(self, number: int, payload: int, what: Description) -> list[int]:
+        """Have this worker's gradients in its slot, and meet the others; the payloads of all."""
+        for slot, collected in zip(self._slots[self._host.rank], self._collected or (), strict=False):
+            slot.copy_(collected)
+        return self._host.meet(number, payload, what)
+
+    def _describe_next(self) -> str:
+        return f"optimizer.step(), the update of step {self.steps + 1}{say_rates(self._optimizer)}"
+
     def _nbytes(self) -> int:
         """Bytes that a step hands to the others, counted as with plain ``central``."""
         trained = bytes(self.collector.trained)
-        if trained != self._counted[0]:
+        if trained != self._trained[0]:
             parameters = zip(self._members.parameters, trained, strict=True)
-            self._counted = trained, sum(parameter.nbytes for parameter, is_trained in parameters if is_trained)
-        return self._counted[1]
+            self._trained = trained, sum(parameter.nbytes for parameter, is_trained in parameters if is_trained)
+        return self._trained[1]
 
     def _agree(self) -> bytes:
         missing = self.collector.missing
@@ -239,11 +320,30 @@ class CentralFused(CentralTraining):
     def _fetch(self, ranges: list[Range]) -> None:
         begin = time.perf_counter()
         for bucket, start, end in ranges:
-            average_into(self._averages[bucket][start:end], [slot[bucket][start:end] for slot in self._slots.slots])
+            average, parts = self._averages[bucket][start:end], [slot[bucket][start:end] for slot in self._counted]
+            if len(parts) > 1:
+                average_into(average, parts)
+            else:
+                average.copy_(parts[0])
         spans.add(spans.EXCHANGE, "reduce this rank's slice of all buckets", begin, time.perf_counter())
-        slices = (slot[bucket][start:end] for slot in self._slots.slots for bucket, start, end in ranges)
+        slices = (slot[bucket][start:end] for slot in self._counted for bucket, start, end in ranges)
         averages = (self._averages[bucket][start:end] for bucket, start, end in ranges)
         self._gauge.end_sliced_step(slices, averages, self.collector)
+
+
+def _group_of(communicator: Communicator) -> Communicator:
+    return communicator.group if isinstance(communicator, RegroupingCommunicator) else communicator
+
+
+def _joined(ranges: list[Range]) -> list[Range]:
+    """The same elements, in as few ranges as there can be."""
+    found: list[Range] = []
+    for bucket, start, end in ranges:
+        if found and found[-1][0] == bucket and found[-1][2] == start:
+            found[-1] = (bucket, found[-1][1], end)
+        else:
+            found.append((bucket, start, end))
+    return found
 
 
 def make_fused(context: Context, spec: Spec) -> CentralTraining:
@@ -254,83 +354,3 @@ def make_fused(context: Context, spec: Spec) -> CentralTraining:
 
 _PUBLISH = zlib.crc32(b"publish")
 _NOT = bytes((1, 0)) + bytes(254)
-
-
-class SharedParameters:
-    """Moves the parameters of ``members`` to shared memory, in place, with rank 0's values.
-
-    Attributes:
-        flats: All parameters as flat tensors, one per bucket of the layout.
-    """
-
-    def __init__(self, communicator: SharedCommunicator, members: Members, layout: Layout) -> None:
-        self._members = members
-        self.flats = []
-        homes: list[torch.Tensor] = []
-        for number, bucket in enumerate(layout.buckets):
-            places = [place for place in layout.places if place.bucket == number]
-            flat, views = communicator.one_copy(bucket.dtype, bucket.count, places, "parameters")
-            self.flats.append(flat)
-            homes += views
-        # Buckets are filled in the order of the parameters; bring the views back to that order.
-        by_bucket = sorted(range(len(layout.places)), key=lambda i: layout.places[i].bucket)
-        homes = [home for _, home in sorted(zip(by_bucket, homes, strict=True), key=lambda pair: pair[0])]
-        if communicator.rank == 0:
-            for home, parameter in zip(homes, members.parameters, strict=True):
-                home.copy_(parameter.detach())
-        communicator.barrier("hocket.distribute()")
-        for home, parameter in zip(homes, members.parameters, strict=True):
-            parameter.data = home
-        self._turn = 0
-        self._pointers = [parameter.data_ptr() for parameter in members.parameters]
-        self.accept_writes()
-
-    def accept_writes(self) -> None:
-        """Take the parameters as they are now: every rank has written the same to them, as in load_state_dict."""
-        self._versions = list(map(_version, self._members.parameters))
-        self._sample = self._take_sample()
-
-    def mark_updated(self) -> None:
-        """Tell autograd that the values have changed, so that a graph from before is not used again."""
-        torch.autograd.graph.increment_version(self._members.parameters)
-        self._turn += 1
-        self.accept_writes()
-
-    def check(self) -> None:
-        """Raise if a parameter has left the shared copy or was written to by the script."""
-        members = self._members
-        if list(map(torch.Tensor.data_ptr, members.parameters)) != self._pointers:
-            self._raise_left()
-        if list(map(_version, members.parameters)) != self._versions:
-            self._raise_written()
-        # Writing to p.data leaves no trace in the versions, so one parameter's values are looked at, each time another.
-        if self._take_sample() != self._sample:
-            self._raise_written(self._turn % len(members.parameters))
-
-    def _raise_left(self) -> NoReturn:
-        members = zip(self._members.names, self._members.parameters, self._pointers, strict=True)
-        name = next(name for name, parameter, pointer in members if parameter.data_ptr() != pointer)
-        raise SharedCopyError(
-            f"parameter {name!r} has left the copy that strategy 'central' shares: do not call model.to(…), "
-            "share_memory() or load_state_dict(assign=True), nor set p.data, after hocket.distribute()"
-        )
-
-    def _take_sample(self) -> str:
-        parameter = self._members.parameters[self._turn % len(self._members.parameters)]
-        return repr(float(parameter.detach().view(-1)[:_SAMPLE].sum())) if parameter.is_contiguous() else ""
-
-    def _raise_written(self, index: int | None = None) -> NoReturn:
-        members = zip(self._members.names, self._members.parameters, self._versions, strict=True)
-        name = (
-            next(name for name, parameter, version in members if parameter._version != version)
-            if index is None
-            else self._members.names[index]
-        )
-        raise SharedCopyError(
-            f"parameter {name!r} was written to in place by the script, which with strategy 'central' every worker "
-            "does to the same copy: write before hocket.distribute(), in load_state_dict(), or use --strategy mirrored"
-        )
-
-
-_SAMPLE = 1 << 14  # elements of a parameter that are looked at
-_version = operator.attrgetter("_version")

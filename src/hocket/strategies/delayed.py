@@ -13,7 +13,7 @@ from torch.optim import LBFGS
 
 from hocket import spans
 from hocket.capture.noise import Gauge, Made
-from hocket.comm.exchange import Ticket
+from hocket.comm.exchange import Exchange, Ticket
 from hocket.errors import StrategyError
 from hocket.specs import Spec
 from hocket.strategies.averaged_gradients import (
@@ -24,12 +24,11 @@ from hocket.strategies.averaged_gradients import (
     say_rates,
 )
 from hocket.strategies.base import Context, DoneBatch, Strategy, Why
-from hocket.strategies.nan_policy import NanPolicy
+from hocket.strategies.nan_policy import NanPolicy, find_fault, read_faults
 from hocket.strategies.optimizer_step import SUPPORTS_SCALING, without_scaler
 from hocket.updates.update import Step
 
-_CODE = 32  # bits of a payload that say what is missing; above them, 0 or why a gradient cannot be used
-_DROPPED, _FIRST = 1, 2  # GradScaler wants to skip the gradient; from 2 on, a parameter that is not finite
+_FAULT = 32  # bits of a payload that say what is missing; above them is the fault of the gradient
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,9 @@ class DelayedTraining(Strategy):
 
     After ``backward()``, ``p.grad`` is this worker's own gradient. What the script does to it (clipping, GradScaler) is
     done before it is averaged, so that the last one can be applied at the end of a loop without the script.
+
+    Where workers may be lost, an average is made at once, and applied as late as always: all of them have sent off the
+    same gradients then, and gradients of a lost worker count with all others or with none.
     """
 
     name: ClassVar[str] = "delayed"
@@ -64,12 +66,15 @@ class DelayedTraining(Strategy):
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         self.steps = 0
         self._layout = communicator.lay_out(members.parameters)
-        self._engine = communicator.exchange(self._layout, background=True, turns=self.turns)
+        self._engine = self._make_engine()
         self._gauge = Gauge(communicator.size, members.parameters)
         self._nbytes = sum(parameter.nbytes for parameter in members.parameters)
         self._number = zlib.crc32(repr(members.describe()).encode())
         self._late: Late | None = None
-        self._made = Made(1.0, 0, 1)
+        self._made, self._ticket = Made(1.0, 0, 1), Ticket(0, 0, "")
+        self._filled: list[torch.Tensor] | None = None  # the slots that are being exchanged where workers may be lost
+        self._factor = 1.0  # of this worker's gradients that are not exchanged, since workers were lost
+        self._weight = 1.0  # of the gradients in the slots
         self._sent = b""  # this worker's missing gradients in the exchange that is under way
         self._nan_policy, self._nonfinite = NanPolicy(members.names, context.on_nan), None  # type: NanPolicy, int | None
         self.capture_in_place()
@@ -77,6 +82,23 @@ class DelayedTraining(Strategy):
         self._leave_out_idle()
         self._original: Step = optimizer.step
         self._supports_scaling = getattr(optimizer, SUPPORTS_SCALING, False)
+
+    def _make_engine(self) -> Exchange:
+        waits = self._communicator.changes
+        return self._communicator.exchange(self._layout, background=not waits, turns=self.turns)
+
+    def regroup(self, weight: float) -> None:
+        self._factor *= weight
+        before, self._engine = self._engine, self._make_engine()
+        if self._filled is not None:
+            for value, slot in zip(self._filled, self._engine.slots, strict=True):
+                torch.mul(value, self._factor, out=slot)
+            self._weight *= self._factor
+            self._filled, self._factor = self._engine.slots, 1.0
+        before.close()
+        self.collector.meanwhile = self._engine.progress
+        self._leave_out_idle()
+        self._gauge = Gauge(self._communicator.size, self._members.parameters)
 
     @property
     def skipped(self) -> int:
@@ -95,10 +117,10 @@ class DelayedTraining(Strategy):
         self._fetch()
         late = self._late
         if late is None:
-            return {"steps": self.steps}
+            return super().state()
         named = zip(self._members.names, late.gradients, late.missing, strict=True)
         return {
-            "steps": self.steps,
+            **super().state(),
             "late": {
                 "gradients": {name: gradient for name, gradient, missing in named if not missing},
                 "nonfinite": [list(pair) for pair in late.nonfinite.items()],
@@ -136,7 +158,8 @@ class DelayedTraining(Strategy):
 
     def captured(self) -> None:
         self._members.check_homes()
-        self._nonfinite = self.collector.nonfinite
+        self._communicator.begin()
+        self._nonfinite, self._factor = self.collector.nonfinite, 1.0
         self._take_every_step(True)
 
     def _take_every_step(self, always: bool) -> None:
@@ -219,16 +242,28 @@ class DelayedTraining(Strategy):
             trained = zlib.crc32(self.collector.trained)
             self._communicator.meet(trained, 0, "the first gradients after unfreezing")
             self._leave_out_idle()
-        code = self._fill()
+        fault = self._fill()
         self._gauge.see_rest(self._engine.slots)
         self._made = Made(self.collector.weight, self.collector.samples, self.collector.collected)
         what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
-        payload = code << _CODE | (zlib.crc32(self._sent) if 1 in self._sent else 0)
+        payload = fault << _FAULT | (zlib.crc32(self._sent) if 1 in self._sent else 0)
         number = self._number + number_rates(self._optimizer) + zlib.crc32(b"%d" % self.batches)
-        self._engine.begin(Ticket(number, payload, what))  # a rank that has left out a step is at another batch
-        self.steps += 1
+        self._ticket = Ticket(number, payload, what)  # a rank that has left out a step is at another batch
+        if self._communicator.changes:
+            self._filled = self._engine.slots
+            payloads = self._communicator.persist(self._take_part)
+            self._filled = None
+            self.steps += 1
+            self._receive(payloads)
+        else:
+            self._engine.begin(self._ticket)
+            self.steps += 1
         self.sent += self._nbytes
         self._note_exchange(begin)
+
+    def _take_part(self) -> list[int]:
+        self._engine.begin(self._ticket)
+        return self._engine.finish()
 
     def _note_exchange(self, begin: float) -> None:
         end = time.perf_counter()
@@ -236,7 +271,7 @@ class DelayedTraining(Strategy):
         spans.add(spans.EXCHANGE, "exchange gradients", begin, end, number=self.steps)
 
     def _fill(self) -> int:
-        """Copy this worker's gradients to the slots; returns 0, or why they cannot be used."""
+        """Copy this worker's gradients to the slots; returns their fault."""
         gradients = [parameter.grad for parameter in self._members.parameters]
         self._sent = bytes(gradient is None for gradient in gradients)
         for name, gradient in zip(self._members.names, gradients, strict=True):
@@ -246,26 +281,26 @@ class DelayedTraining(Strategy):
                     "sparse=False"
                 )
         grad_scale = getattr(self._optimizer, "grad_scale", None)
-        self._engine.put(gradients, 1.0 if grad_scale is None else 1 / float(grad_scale))
-        found_inf = getattr(self._optimizer, "found_inf", None)
+        self._engine.put(gradients, self._factor if grad_scale is None else self._factor / float(grad_scale))
+        self._weight, self._factor = self.collector.weight, 1.0
         nonfinite, self._nonfinite = self._nonfinite, None
-        if found_inf is not None:
-            return _DROPPED if float(found_inf) else 0
-        return 0 if nonfinite is None else _FIRST + nonfinite
+        return find_fault(self._optimizer, nonfinite)
 
     def _fetch(self) -> None:
         """Wait for the exchange that is under way, if there is one."""
         if not self._engine.is_under_way:
             return
         begin = time.perf_counter()
-        payloads = self._engine.finish()
-        self._gauge.end_step(self._engine.results, self._made)
-        codes = {rank: payload >> _CODE for rank, payload in enumerate(payloads)}
-        same = len({payload & (1 << _CODE) - 1 for payload in payloads}) == 1
-        missing = self._sent if same else agree_on_missing(self._communicator, self._sent)
-        nonfinite = {rank: code - _FIRST for rank, code in codes.items() if code >= _FIRST}
-        self._late = Late(self._engine.result_views, missing, nonfinite, _DROPPED in codes.values())
+        self._receive(self._engine.finish())
         self._note_exchange(begin)
+
+    def _receive(self, payloads: list[int]) -> None:
+        """An exchange is over: its average is to be applied."""
+        self._gauge.end_step(self._engine.results, self._made)
+        same = len({payload & (1 << _FAULT) - 1 for payload in payloads}) == 1
+        missing = self._sent if same else agree_on_missing(self._communicator, self._sent)
+        nonfinite, dropped = read_faults({rank: payload >> _FAULT for rank, payload in enumerate(payloads)})
+        self._late = Late(self._engine.result_views, missing, nonfinite, dropped)
 
     def _leave_out_idle(self) -> None:
         """Buckets without any gradient do not travel; all ranks at the same time."""

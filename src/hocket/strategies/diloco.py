@@ -72,7 +72,7 @@ class DiLoCoTraining(LocalTraining):
 
     @property
     def exchanges(self) -> int:
-        return self.rounds
+        return sum(each.exchanges for each in self._fragments)
 
     def regroup(self, weight: float) -> None:
         for fragment in self._fragments:

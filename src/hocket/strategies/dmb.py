@@ -11,7 +11,7 @@ import torch
 
 from hocket.specs import DMB
 from hocket.strategies.averaged_gradients import average_loss, check_exchanged
-from hocket.strategies.base import Context, DoneBatch
+from hocket.strategies.base import BatchAtWork, Context, DoneBatch
 from hocket.strategies.delayed import DelayedTraining, Late
 from hocket.updates.update import Step
 
@@ -42,6 +42,35 @@ class DMBTraining(DelayedTraining):
         self._place = 0  # the place of the next step in its cycle
         self._is_predicted: bool | None = None  # whether the last step was, while the loop is at its batch
         self.counts, self._told = CycleCounts(), CycleCounts()
+        self._has_regrouped = False  # since the last exchange
+        self._is_older = False  # whether the batch at work has begun before workers were lost
+
+    def regroup(self, weight: float) -> None:
+        self._has_regrouped = self._is_older = True
+        super().regroup(weight)
+
+    def begin_batch(self, batch: BatchAtWork) -> None:
+        super().begin_batch(batch)
+        self._is_older = False
+
+    def _take_part(self) -> list[int]:
+        if self._has_regrouped and self.collector.collected == 1 and not self.collector.adds:
+            self._balance()
+        payloads = super()._take_part()
+        self._has_regrouped = False
+        return payloads
+
+    def _balance(self) -> None:
+        """Have all weights the mean 1 again: a worker was lost with batches that are only predicted, too."""
+        generation = -1
+        while generation != self._communicator.generation:  # else weights have changed meanwhile
+            generation = self._communicator.generation
+            told = self._communicator.gather_data([self._weight, self._is_older])
+        older, newer = (sum(weight for weight, is_older in told if is_older == which) for which in (True, False))
+        if older and self._is_older:
+            factor = (len(told) - newer) / older
+            self._weight *= factor
+            torch._foreach_mul_(self._engine.slots, factor)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "place": self._place, "counts": dataclasses.asdict(self.counts)}

@@ -10,6 +10,7 @@ from torch.optim import SGD, Adagrad, Optimizer
 
 from hocket.errors import StrategyError
 from hocket.server import rule
+from hocket.server.terms import PushOutcome
 from hocket.specs import Downpour
 from hocket.strategies.base import Context
 from hocket.strategies.served import ServedTraining
@@ -62,8 +63,8 @@ class DownpourTraining(ServedTraining):
         nothing = [nn.Parameter(torch.zeros(1))]
         return Adagrad(nothing) if self._spec.adagrad else SGD(nothing)
 
-    def _exchange(self, weight: float) -> None:
-        spec = self._spec
+    def _exchange(self, weight: float, fault: int) -> PushOutcome:
+        spec, outcome = self._spec, PushOutcome()
         pushes, fetches = (self.steps + 1) % spec.push == 0, (self.steps + 1) % spec.fetch == 0
         if not fetches and weight:
             self._step_here()
@@ -74,11 +75,12 @@ class DownpourTraining(ServedTraining):
             if pushes:
                 weight, present = self._take_accrued()
         if pushes:
-            self._push(weight, present, pull=fetches)
+            outcome = self._push(weight, present, fault, pull=fetches)
         elif fetches:
             self._copy.pull()
         if fetches:
             self._take_over()
+        return outcome
 
     @property
     def holds(self) -> bool:

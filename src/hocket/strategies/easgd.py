@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -26,6 +27,13 @@ class EASGDTraining(ElasticTraining):
         self.centre = [parameter.detach().clone() for parameter in context.members.parameters]
         self._differences = [torch.zeros_like(tensor) for tensor in self.centre]
         self._average = InPlaceAverage(context.communicator, self._differences)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "settled": self._is_settled}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._is_settled = state.get("settled", True)  # a newcomer settles when the others do
 
     def settle(self, why: Why) -> None:
         if why is Why.SWITCH_AWAY:
@@ -56,10 +64,11 @@ class EASGDTraining(ElasticTraining):
         own = [parameter.detach() for parameter in self._members.parameters]
         torch._foreach_copy_(self._differences, own)
         torch._foreach_sub_(self._differences, self.centre)
-        alpha = self.alpha  # another one if workers are lost meanwhile
-        torch._foreach_add_(own, self._differences, alpha=-alpha)
+        # Where a worker is lost, some know of it before they come here and others not: each brings what it has moved.
+        torch._foreach_mul_(self._differences, self.alpha)
+        torch._foreach_sub_(own, self._differences)
         self._average.average(f"the elastic pull after {self.batches} batches")
-        torch._foreach_add_(self.centre, self._differences, alpha=alpha * self._communicator.size)
+        torch._foreach_add_(self.centre, self._differences, alpha=self._communicator.size)
         self.sent += self._average.nbytes
 
     def _make_equal(self) -> None:

@@ -46,7 +46,7 @@ class ServedEASGDTraining(ElasticTraining):
         client.paced.append(self._copy.number)
         self._steps_out = self.placement.layout.views(self._copy.gradients)
         self._copies = self.placement.layout.views(self._copy.parameters)
-        if client.rank == 0:
+        if client.is_starter:
             self._assign()
         client.gather("hocket.distribute()", b"")
         with torch.no_grad():
@@ -68,6 +68,10 @@ class ServedEASGDTraining(ElasticTraining):
         if why is Why.REFRESH:
             self._heed_loading()
             self._show()
+
+    def take(self, given: dict[str, Any]) -> None:
+        """Begin a round where the giver is."""
+        self._is_loaded, self._in_round = False, 0
 
     def _settle(self) -> None:
         """Show the centre when nobody moves it any more, and let nobody move it before all have it."""

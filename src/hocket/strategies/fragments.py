@@ -18,6 +18,9 @@ from hocket.transport.waiting import Description
 class Fragment:
     """Some parameters, their anchor (what they were after the last outer step) and the outer momentum.
 
+    Where workers may be lost, the average is made when an exchange begins, and taken over as late as always: the
+    displacement of a lost worker counts for all others or for none.
+
     Attributes:
         names: The names of the parameters.
         anchor: One tensor per parameter, the same on all ranks.
@@ -25,6 +28,7 @@ class Fragment:
         nbytes: How much each rank hands to an exchange.
         batch: The batch after which the last exchange began; -1 if there was none.
         is_under_way: Whether an exchange has begun and was not taken over.
+        exchanges: How many averages there have been.
     """
 
     def __init__(
@@ -37,12 +41,13 @@ class Fragment:
         self.names, self._parameters, self._places = list(names), list(parameters), places or []
         tensors = [*(parameter.detach() for parameter in parameters), *look_up(self._places)]
         self._communicator = communicator
-        self._exchange = communicator.exchange(communicator.lay_out(tensors), background=True)
+        self._exchange = communicator.exchange(communicator.lay_out(tensors), background=not communicator.changes)
         self._number = zlib.crc32(repr([(t.dtype, list(t.shape)) for t in tensors]).encode()) << 1
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
         self.anchor = [parameter.detach().clone() for parameter in parameters]
         self.momentum = [torch.zeros_like(tensor) for tensor in self.anchor]
-        self.batch, self.is_under_way = -1, False
+        self.batch, self.is_under_way, self.exchanges = -1, False, 0
+        self._means: list[torch.Tensor] = []
         self._start: list[torch.Tensor] | None = None
 
     def take_anchor(self) -> None:
@@ -67,23 +72,32 @@ class Fragment:
         self._start = None if waits else [tensor.clone() for tensor in own]
         self.batch, self.is_under_way = batch, True
         self._ticket = Ticket(self._number + 2 * batch, 0, what)
-        self._exchange.begin(self._ticket)
+        if self._communicator.changes:
+            self._communicator.persist(self._take_part)
+            self._receive()
+        else:
+            self._exchange.begin(self._ticket)
 
     def regroup(self) -> None:
-        """Go on with the workers that the communicator has now, also with what is under way; collective."""
+        """Go on with the workers that the communicator has now, also with an average that is being made; collective."""
         before = self._exchange
-        self._exchange = self._communicator.exchange(before.layout, background=True)
-        if self.is_under_way:
-            for value, slot in zip(before.slots, self._exchange.slots, strict=True):
-                slot.copy_(value)
-            self._exchange.begin(self._ticket)
+        self._exchange = self._communicator.exchange(before.layout)
+        for value, slot in zip(before.slots, self._exchange.slots, strict=True):
+            slot.copy_(value)
         before.close()
 
-    def _finish(self) -> None:
-        self._communicator.persist(self._take_part)
-
     def _take_part(self) -> list[int]:
-        return self._exchange.finish()  # another one after workers have changed
+        self._exchange.begin(self._ticket)
+        return self._exchange.finish()
+
+    def _finish(self) -> None:
+        if self._exchange.is_under_way:
+            self._exchange.finish()
+            self._receive()
+
+    def _receive(self) -> None:
+        self._means = self._exchange.result_views
+        self.exchanges += 1
 
     def progress(self) -> None:
         """Move on what is under way, without waiting."""
@@ -98,7 +112,7 @@ class Fragment:
         self._finish()
         self.is_under_way = False
         own, (start, self._start) = self._own(), (self._start, None)
-        means = self._exchange.result_views
+        means, self._means = self._means, []
         gradient = means[: len(own)]
         if momentum:
             torch._foreach_mul_(self.momentum, momentum)

@@ -67,7 +67,8 @@ class GossipTraining(LocalTraining):
         GossipTraining._publish(self)
         self._snapshots = Snapshots(self._peers, self._snapshot)
         self._prepare()
-        self._peers.on_loss.append(lambda _: self._note_loss())
+        for changes in (self._peers.on_loss, self._peers.on_join):
+            changes.append(lambda _: self._note_change())
         client.on_close.append(self._peers.close)
         self._peers.join(client.gather)
         self._describe()
@@ -79,6 +80,25 @@ class GossipTraining(LocalTraining):
         super().load_state(state)
         self._in_round, self.rounds = state.get("in round", 0), state.get("rounds", 0)
         self._begin()
+
+    @property
+    def can_give(self) -> bool:
+        return set(self._client.live()) <= set(self._peers.live)  # it has to tell where all others are
+
+    def give(self) -> dict[str, Any]:
+        where = {str(rank): where for rank, where in self._peers.where().items()}
+        return {"pass": self._pass, "rounds": self.rounds, "where": where}
+
+    def take(self, given: dict[str, Any]) -> None:
+        """Be where the giver is, and have all others know."""
+        self._pass, self.rounds, self._is_settled = int(given["pass"]), int(given["rounds"]), False
+        self._go_on(given)
+        self._peers.enter({int(rank): where for rank, where in given["where"].items()})
+        self._describe()
+
+    def _go_on(self, given: dict[str, Any]) -> None:
+        """Take part, as a newcomer, in what goes on."""
+        self._publish()
 
     def begin_loop(self, epoch: int) -> None:
         if self._is_settled:
@@ -228,7 +248,7 @@ class GossipTraining(LocalTraining):
         found = gap(self._graph, count, push_sum=self._spec.push_sum)
         self._facts = {"gossip": f"{_NAMES[self._spec.topology]} of {count}", "spectral gap": round(found, 4)}
 
-    def _note_loss(self) -> None:
+    def _note_change(self) -> None:
         self._has_changed = True
 
     def _snapshot(self) -> tuple[dict[str, Any], Flats]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from hocket.specs import Gossip
 from hocket.strategies.base import Context, Why
 from hocket.strategies.gossip import GossipTraining, combine
 
+_LEAST = 0.5  # the part of its weight in the beginning with which a worker of push-sum gives none of it away
 _PASS = 1 << 24  # most rounds in a pass, so that rounds of different passes have different numbers
 
 
@@ -27,6 +29,13 @@ class _InStep(GossipTraining):
 
     def _withdraw(self, *, for_good: bool) -> None:
         self._rounds.rest(for_good=for_good)
+
+    def give(self) -> dict[str, Any]:
+        return {**super().give(), "turn": self._rounds.when[1]}
+
+    def _go_on(self, given: dict[str, Any]) -> None:
+        self._rounds.go_on(self._pass, int(given["turn"]))
+        super()._go_on(given)
 
     @property
     def _number(self) -> int:
@@ -115,8 +124,35 @@ class MixedTraining(_InStep):
 class PushSumTraining(_InStep):
     """Push-sum (Assran et al. 2019): shares of x and of a mass w are sent on; gradients are taken at z = x / w.
 
-    ``flats`` are x, and ``mass`` is w. The sums of both over all workers are preserved by every exchange.
+    ``flats`` are x, and ``mass`` is w. The sums of both over all workers are preserved by every exchange, and when a
+    newcomer gets half of what another worker has.
     """
+
+    _least = _LEAST
+
+    def give(self) -> dict[str, Any]:
+        return {**super().give(), "mass": self.mass / 2}
+
+    @torch.no_grad()
+    def has_given(self) -> None:
+        self._publish()
+        with self.lock:
+            for flat in self.flats:
+                flat.mul_(0.5)
+            self._hold(self.mass / 2)
+
+    @torch.no_grad()
+    def _go_on(self, given: dict[str, Any]) -> None:
+        with self.lock:
+            self._hold(float(given["mass"]))
+            torch._foreach_copy_(self._views, self._parameters)
+            for flat in self.flats:
+                flat.mul_(self.mass)
+        super()._go_on(given)
+
+    def _hold(self, mass: float) -> None:
+        """Have so much of w, of which most may be given away."""
+        self.mass, self._least = mass, _LEAST * mass
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -134,7 +170,8 @@ class PushSumTraining(_InStep):
         self._publish()
         if not rounds.rests:
             members = rounds.members
-            targets = self._graph.successors(members, rank, self._number)
+            # A worker that gives and gets nothing, as its graph is not that of others, would have no weight in the end.
+            targets = self._graph.successors(members, rank, self._number) if self.mass > self._least else []
             share = 1 / (1 + len(targets))
             heads = {target: {"share": share, "mass": share * self.mass} for target in targets}
             rounds.start(self.flats, heads, self._graph.predecessors(members, rank, self._number))
@@ -142,7 +179,7 @@ class PushSumTraining(_InStep):
             found = rounds.finish()
             if found:
                 self._measure(lambda: self._apart(found))
-            self._add(list(found.values()), share)
+            self._add(list(found.values()), share * (1 + rounds.unheard))
         self._add(rounds.take_late(), 1.0)
         self._show()
 
@@ -157,7 +194,7 @@ class PushSumTraining(_InStep):
 
     def _begin(self) -> None:
         with self.lock:
-            self.mass = 1.0
+            self._hold(1.0)
         super()._begin()
 
     def _add(self, found: list[Arrival], share: float) -> None:

@@ -50,7 +50,8 @@ class HogwildTraining(LocalTraining):
             self._guard = SharedLock(self._shared.area, 0, client.rank, client.link.timeout)
         else:
             self._shared.area.close_descriptor()
-        self._shared.fill()
+        if client.is_in:
+            self._shared.fill()
         self._shared.show()
         self._hooks.watch_loading(context.model, self._before_load, self._after_load)
 
@@ -59,6 +60,19 @@ class HogwildTraining(LocalTraining):
         """The shared parameters as they are now, and this worker's optimizer state; not collective."""
         with self._guard:  # so that nobody writes meanwhile, if there is a lock
             yield
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A newcomer, which finds the parameters where they are shared, writes what it is given beside them."""
+        if self._client.is_in:
+            yield
+            return
+        for parameter in self._members.parameters:
+            parameter.data = parameter.detach().clone()
+        try:
+            yield
+        finally:
+            self._shared.show()
 
     def settle(self, why: Why) -> None:
         if why is Why.SWITCH_AWAY:
@@ -121,7 +135,7 @@ class SharedModel:
         for bucket in layout.buckets:
             offsets.append(nbytes)
             nbytes += aligned(bucket.nbytes)
-        self.area = client.share(nbytes)
+        self.area = client.share(nbytes, "parameters")
         self.homes = []
         for place in layout.places:
             dtype = layout.buckets[place.bucket].dtype

@@ -45,6 +45,7 @@ class LocalSGDTraining(LocalTraining):
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
         self._in_round, self.rounds = state.get("in round", 0), state.get("rounds", 0)
+        self._is_settled, self._unsettled = not self._in_round, self._in_round
 
     def settle(self, why: Why) -> None:
         super().settle(why)
@@ -58,6 +59,8 @@ class LocalSGDTraining(LocalTraining):
     def regroup(self, weight: float) -> None:
         self._average.regroup()
         if self._state_average is not None:
+            if self._communicator.has_newcomers:  # which have averaged no state yet
+                self._state_average.take([])
             self._state_average.regroup()
 
     def _exchange(self, batches: int, samples: int) -> None:

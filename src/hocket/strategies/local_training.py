@@ -53,12 +53,8 @@ class LocalTraining(Strategy):
     def skipped(self) -> int:
         return self._nan_policy.skipped
 
-    def state(self) -> dict[str, Any]:
-        return {"steps": self.steps, "batches": self.batches}
-
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        self.batches = state.get("batches", self.steps)
         self._unstepped.clear()
         self._note_settled()
         self._has_moved = False
@@ -101,6 +97,7 @@ class LocalTraining(Strategy):
     def _count(self) -> None:
         """Count the batches since the last step in the round."""
         if self._unstepped:
+            self._communicator.begin()
             batches, samples = len(self._unstepped), sum(self._unstepped)
             self._unstepped.clear()
             begin = time.perf_counter()

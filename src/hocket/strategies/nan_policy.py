@@ -1,12 +1,32 @@
-"""What ``optimizer.step()`` does about gradients that are NaN or infinite (``--on-nan``)."""
+"""What ``optimizer.step()`` does about gradients that are NaN or infinite (``--on-nan``).
+
+Where workers learn only in the step that another one cannot use its gradient, a number travels, the fault: 0 if all is
+well, 1 if GradScaler wants to skip the gradient, and from 2 on a parameter whose gradient is not finite.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch.optim import Optimizer
 
 from hocket.errors import NonFiniteError
+
+_DROPPED, _FIRST = 1, 2
+
+
+def find_fault(optimizer: Optimizer, nonfinite: int | None) -> int:
+    """The fault of this worker's gradient; ``nonfinite`` is a parameter whose gradient is not finite."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None:  # GradScaler has looked itself
+        return _DROPPED if float(found_inf) else 0
+    return 0 if nonfinite is None else _FIRST + nonfinite
+
+
+def read_faults(faults: Mapping[int, int]) -> tuple[dict[int, int], bool]:
+    """From faults by rank: the parameter that is not finite by rank, and whether GradScaler wants to skip."""
+    nonfinite = {rank: fault - _FIRST for rank, fault in faults.items() if fault >= _FIRST}
+    return nonfinite, _DROPPED in faults.values()
 
 
 class NanPolicy:

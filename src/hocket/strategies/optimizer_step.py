@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim import Optimizer
 
 from hocket import spans
@@ -63,14 +66,18 @@ def like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[
 def hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[None]:
     """Run the hooks on ``optimizer.step`` while the optimizer looks as the script knows it, not divided."""
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    for hook in before.values():
-        hook(optimizer, (), options)
+    call_hooks(before, optimizer, options)
     optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     try:
         yield
     finally:
         optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before, after
-    for hook in after.values():
+    call_hooks(after, optimizer, options)
+
+
+def call_hooks(hooks: Mapping[int, Callable[..., Any]], optimizer: Optimizer, options: dict[str, Any]) -> None:
+    """Call the hooks on ``optimizer.step``, those before the step or those after it."""
+    for hook in hooks.values():
         hook(optimizer, (), options)
 
 
@@ -86,3 +93,21 @@ def without_scaler(optimizer: Optimizer) -> Iterator[None]:
     finally:
         for name, value in asked.items():
             setattr(optimizer, name, value)
+
+
+def tell_scaler(optimizer: Optimizer, *, skipped: bool) -> None:
+    """In a step that GradScaler has called: have it go on as if it had found an infinite gradient itself, or none.
+
+    A scaler gives the optimizer a copy of what it has found, and keeps to itself what its ``update()`` reads. So the
+    scaler is looked for among the callers.
+    """
+    if bool(optimizer.found_inf) == skipped:  # type: ignore[attr-defined]
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.amp.GradScaler):
+            for found in caller._found_inf_per_device(optimizer).values():
+                found.fill_(float(skipped))
+            return
+        frame = frame.f_back

@@ -34,7 +34,7 @@ class PhasedTraining(Strategy):
         self._communicator, self._optimizer, self._spec = context.communicator, context.optimizer, spec
         resting = dataclasses.replace(context, rests=True)
         self._strategies = [build(resting, each) for each in spec.strategies]
-        self.phase = self.batches = self._epoch = self._steps_before = 0
+        self.phase = self.batches = self._epoch = self._steps_before = self._exchanges_before = 0
         self._rates = self._read_rates()
         self._put_to_work(0)
 
@@ -70,10 +70,19 @@ class PhasedTraining(Strategy):
     def skipped(self) -> int:
         return sum(strategy.skipped for strategy in self._strategies)
 
+    @property
+    def exchanges(self) -> int:
+        return self._exchanges_before + sum(strategy.exchanges for strategy in self._strategies)
+
+    def regroup(self, weight: float) -> None:
+        for strategy in self._strategies:  # on all workers in this order, whether or not a worker has made the switch
+            strategy.regroup(weight if strategy is self.at_work else 1.0)
+
     def state(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "batches": self.batches,
+            "exchanges": self.exchanges,
             "phase": self.phase,
             "rates": self._rates,
             "within": self.at_work.state(),
@@ -84,6 +93,7 @@ class PhasedTraining(Strategy):
         within = state.get("within", state)
         self.at_work.load_state(within)
         self.steps, self.batches = state["steps"], state.get("batches", state["steps"])
+        self._exchanges_before += state.get("exchanges", 0) - self.exchanges
         self._rates = state.get("rates", self._read_rates())
 
     def begin_loop(self, epoch: int) -> None:
@@ -147,10 +157,8 @@ class PhasedTraining(Strategy):
         return fell if kind == "decay" else (epoch if kind == "epoch" else self.batches) >= int(number)
 
     def _switch(self) -> None:
-        old = self.at_work
-        old.settle(Why.SWITCH_AWAY)
+        self.at_work.settle(Why.SWITCH_AWAY)
         self._put_to_work(self.phase + 1)
-        hand_over(old.collector, self.collector)
         if self._communicator.rank == 0:
             text = specs.write(self._spec.strategies[self.phase])
             print(f"hocket: after {self.batches} batches, on with {text}", file=sys.stderr, flush=True)
@@ -166,10 +174,11 @@ class PhasedTraining(Strategy):
         self.collector.backward = before.backward
         if before is not self.collector:
             before.on_step = before.on_forward = None
+            hand_over(before, self.collector)
         self.at_work.settle(Why.SWITCH_TO)
 
     def _read_rates(self) -> list[float]:
-        return [float(group.get("lr", 0.0)) for group in self._optimizer.param_groups]
+        return self.context.rates(self._optimizer)
 
 
 def hand_over(old: Collector, new: Collector) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,12 +19,12 @@ from hocket.errors import SharedCopyError, StrategyError
 from hocket.server import rule
 from hocket.server.copies import DenseCopy
 from hocket.server.placement import Placement, place
-from hocket.server.terms import Push, Terms
+from hocket.server.terms import Push, PushOutcome, Terms
 from hocket.specs import Served
 from hocket.strategies.averaged_gradients import check_exchanged
 from hocket.strategies.base import Context, Strategy, Why
-from hocket.strategies.nan_policy import NanPolicy
-from hocket.strategies.optimizer_step import SUPPORTS_SCALING, hooks_outside
+from hocket.strategies.nan_policy import NanPolicy, find_fault, read_faults
+from hocket.strategies.optimizer_step import SUPPORTS_SCALING, call_hooks, tell_scaler
 from hocket.strategies.server_state import ServerState
 from hocket.strategies.sparse import SparseTables
 from hocket.updates.kinds import divides_by_elements
@@ -34,6 +36,9 @@ class ServedTraining(Strategy):
 
     After ``backward()``, ``p.grad`` is this worker's own gradient. What the script does to it (clipping) counts where
     each gradient is applied by itself. Where all are averaged it would not be what ``mirrored`` does, and raises.
+
+    A gradient that cannot be used leaves out this worker's step; where all are averaged, the step of all workers, who
+    learn of it from the servers.
     """
 
     def __init__(self, context: Context, spec: Served) -> None:
@@ -64,15 +69,16 @@ class ServedTraining(Strategy):
         self._parameters = self._copy.parameters if on_cpu else layout.allocate()
         self._views = layout.views(self._gradients)
         self._start(layout.views(self._parameters))
-        self._state = ServerState(optimizer, dense, self._copy, self._sparse, is_writer=client.rank == 0)
-        self._nan_policy = NanPolicy(dense.names, on_nan)
+        self._state = ServerState(optimizer, dense, self._copy, self._sparse, client.is_first)
+        self._nan_policy = NanPolicy([*dense.names, *self._sparse.names], on_nan)
         self.collector = Collector(
             dense.names, dense.parameters, layout, self._gradients, self.captured, check_finite=on_nan != "ignore"
         )
         self.collector.beside = self._sparse.parameters
         hooks = ModelHooks(model, self.collector)
         hooks.watch_loading(model, lambda: None, self._loaded, self._send_loaded)
-        if self._is_sealed:  # GradScaler then leaves gradients as they are, and has all workers take every step
+        self._skips_itself = getattr(optimizer, SUPPORTS_SCALING, False)  # a fused one takes steps that change nothing
+        if spec.in_step:  # GradScaler then leaves gradients as they are, and has all workers take every step
             vars(optimizer)[SUPPORTS_SCALING] = True
         self._told: list[dict[str, Any]] | None = None
         self._is_loaded, self._is_settled = False, True
@@ -119,6 +125,22 @@ class ServedTraining(Strategy):
     def owes(self) -> str:
         return "" if self._is_settled or not self.spec.is_uneven else "others may still train it"
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """The optimizer's state stays on the servers, and what is loaded does not go there."""
+        self._state.rests = True
+        try:
+            yield
+        finally:
+            self._state.rests = False
+            if not self._client.is_in:
+                self._is_loaded = False
+                self._note_versions()
+
+    def take(self, given: dict[str, Any]) -> None:
+        self._copy.pull()
+        self._take_over()
+
     def _rule(self, optimizer: Optimizer) -> dict[str, Any]:
         return rule.describe(optimizer)
 
@@ -138,7 +160,7 @@ class ServedTraining(Strategy):
             home.copy_(parameter.detach())
             parameter.data = home
         self._pointers = [parameter.data_ptr() for parameter in self._members.parameters]
-        if self._client.rank == 0:
+        if self._client.is_starter:
             self._assign()
             self._sparse.assign()
         self._client.gather("hocket.distribute()", b"")
@@ -189,32 +211,53 @@ class ServedTraining(Strategy):
         self._is_settled = False
         check_exchanged(self.collector)
         self._send_loaded()
-        nonfinite, self._nonfinite = self._nonfinite, None
-        self._nan_policy.record({} if nonfinite is None else {self._client.rank: nonfinite})
-        allowed = self._nan_policy.allows_step(self._optimizer) and not self._has_overflown()
-        with hooks_outside(self._optimizer, options):
-            begin = time.perf_counter()
-            self._exchange(weight=self._batch.weight if allowed else 0.0)
-            end = time.perf_counter()
-            self.exchanging += end - begin
-            spans.add(spans.EXCHANGE, "exchange with servers", begin, end, number=self.steps)
+        fault = self._find_fault()
+        if fault and not self.spec.in_step:  # the step is this worker's alone
+            self._leave_out({self._client.rank: fault})
+        call_hooks(self._optimizer._optimizer_step_pre_hooks, self._optimizer, options)
+        begin = time.perf_counter()
+        outcome = self._exchange(0.0 if fault else self._batch.weight, fault if self.spec.in_step else 0)
+        end = time.perf_counter()
+        self.exchanging += end - begin
+        spans.add(spans.EXCHANGE, "exchange with servers", begin, end, number=self.steps)
         self.steps += 1
+        if self._heed(outcome):
+            call_hooks(self._optimizer._optimizer_step_post_hooks, self._optimizer, options)
         return loss
 
-    def _has_overflown(self) -> bool:
-        """Whether GradScaler has found an infinite gradient, which it leaves to a fused optimizer to skip."""
-        found = getattr(self._optimizer, "found_inf", None)
-        return found is not None and bool(found)
+    def _find_fault(self) -> int:
+        """Why this worker's gradient cannot be used; 0 if it can."""
+        nonfinite, self._nonfinite = self._nonfinite, None
+        if self.spec.in_step and not self._batch.weight:
+            return 0  # the gradient counts nothing, whatever it is
+        if nonfinite is None and self.context.checks_finite and (number := self._sparse.find_nonfinite()) is not None:
+            nonfinite = len(self._members.names) + number
+        return find_fault(self._optimizer, nonfinite)
 
-    def _exchange(self, weight: float) -> None:
+    def _heed(self, outcome: PushOutcome) -> bool:
+        """Do what ``mirrored`` does if a step is left out; returns whether hooks are to see the step as taken."""
+        is_scaled = getattr(self._optimizer, "found_inf", None) is not None
+        if is_scaled and outcome and self.spec.in_step:
+            tell_scaler(self._optimizer, skipped=bool(outcome.faults))
+        if outcome.faults:
+            self._leave_out(outcome.faults)
+        return not outcome.faults or (is_scaled and self._skips_itself)
+
+    def _leave_out(self, faults: Mapping[int, int]) -> None:
+        """A step is left out: raise or count it, as the user asked for, unless GradScaler counts it."""
+        self._nan_policy.record(read_faults(faults)[0])
+        self._nan_policy.allows_step(self._optimizer)
+
+    def _exchange(self, weight: float, fault: int) -> PushOutcome:
         """Push gradients, and pull parameters."""
-        self._push(weight, self._collect() if weight else None, pull=True)
+        outcome = self._push(weight, self._collect() if weight else None, fault, pull=True)
         self._take_over()
+        return outcome
 
-    def _push(self, weight: float, present: bytes | None, *, pull: bool) -> None:
+    def _push(self, weight: float, present: bytes | None, fault: int = 0, *, pull: bool) -> PushOutcome:
         """Push the gradients in the slots; ``present`` has one byte per parameter, if not all have a gradient."""
-        groups = self._groups()
-        push = self._say(weight, present, groups)
+        names = tuple(batch.name for batch in self._unlearned if batch.name is not None)
+        push = Push(self._batch.epoch, weight, present, self._groups(), names, fault)
         if weight:
             self._multiply()
             self._note_gradients()
@@ -222,18 +265,15 @@ class ServedTraining(Strategy):
             self.sent += self._nbytes
         factor = self._factor if weight else 0.0
         before = self._sparse.sent
-        accepted = self._sparse.push(self._say(weight, None, groups), factor)
+        outcome = self._sparse.push(dataclasses.replace(push, present=None), factor)
         self.sent += self._sparse.sent - before
         if self._members.parameters or not self._sparse:
-            accepted &= self._copy.push(push, pull=pull)
-        if not accepted:
+            outcome &= self._copy.push(push, pull=pull)
+        if not outcome:
             self.late += 1
             self._told = None  # a push that does not count tells nothing
         self._note_learned()
-
-    def _say(self, weight: float, present: bytes | None, groups: list[dict[str, Any]] | None) -> Push:
-        names = tuple(batch.name for batch in self._unlearned if batch.name is not None)
-        return Push(self._batch.epoch, weight, present, groups, names)
+        return outcome
 
     def _collect(self) -> bytes | None:
         """Take over gradients that the script replaced; returns which parameters have one, or None if all have."""

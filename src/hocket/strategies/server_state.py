@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,14 +25,22 @@ class ServerState:
         members: The optimizer's dense parameters.
         copy: The worker's copy of the dense parameters.
         sparse: The optimizer's sparse parameters.
-        is_writer: Whether this worker is the one that brings state to the servers; all workers have the same state.
+        is_writer: Says whether this worker is the one that brings state to the servers; all have the same state.
+
+    Attributes:
+        rests: Whether the state stays where it is, and ``state_dict()`` has none.
     """
 
     def __init__(
-        self, optimizer: Optimizer, members: Members, copy: DenseCopy, sparse: SparseTables, *, is_writer: bool
+        self,
+        optimizer: Optimizer,
+        members: Members,
+        copy: DenseCopy,
+        sparse: SparseTables,
+        is_writer: Callable[[], bool],
     ) -> None:
         self._optimizer, self._members, self._copy, self._sparse = optimizer, members, copy, sparse
-        self._is_writer = is_writer
+        self._is_writer, self.rests = is_writer, False
         self._send()
         optimizer.register_state_dict_pre_hook(self._fetch)
         optimizer.register_state_dict_post_hook(self._forget)
@@ -39,6 +48,8 @@ class ServerState:
 
     def _fetch(self, _: Optimizer) -> None:
         """Before ``state_dict()``: get the state from the servers."""
+        if self.rests:
+            return
         state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         for stored in self._copy.state():
             parameter = self._members.parameters[stored.index]
@@ -67,7 +78,7 @@ class ServerState:
     def _send(self) -> None:
         """Send the optimizer's state to the servers, and drop it here, so that it is not kept twice."""
         state = self._optimizer.state
-        if state and self._is_writer:
+        if state and not self.rests and self._is_writer():
             parts: list[list[Stored]] = []
             for definition in self._copy.definitions:
                 parts.append([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from hocket.errors import StrategyError
 from hocket.server.copies import RowCopy
 from hocket.server.server_client import Client
 from hocket.server.shard import Stored
-from hocket.server.terms import Push, Terms
+from hocket.server.terms import Push, PushOutcome, Terms
 
 _State = MutableMapping[Any, Any]
 
@@ -25,6 +26,7 @@ class SparseTables:
 
     Attributes:
         parameters: The weights.
+        names: The names of the weights.
         sent: Bytes of gradients that were pushed, their rows' numbers included.
     """
 
@@ -36,6 +38,7 @@ class SparseTables:
             if id(m.weight) in members.index and members.groups[members.index[id(m.weight)]] >= 0
         }
         self.parameters = list(found.values())
+        self.names = [members.names[members.index[key]] for key in found]
         self.sent = 0
         if not found:
             self._tables: dict[int, RowCopy] = {}
@@ -67,17 +70,25 @@ class SparseTables:
         for weight in self.parameters:
             self._tables[id(weight)].assign(weight.detach().cpu())
 
-    def push(self, push: Push, factor: float) -> bool:
-        """Push the gradients of all tables, scaled; False if one was too late."""
-        accepted = True
+    def push(self, push: Push, factor: float) -> PushOutcome:
+        """Push the gradients of all tables, scaled; what the servers say of all of them."""
+        outcome = PushOutcome()
         for weight in self.parameters:
             rows, values = _gradient(weight, factor)
             self.sent += rows.nbytes + values.nbytes
             group = self._groups[id(weight)]
             groups = None if push.groups is None else [push.groups[group]]
-            told = Push(push.epoch, push.weight, None, groups, push.batches)
-            accepted &= self._tables[id(weight)].push(told, rows, values)
-        return accepted
+            told = dataclasses.replace(push, groups=groups)
+            outcome &= self._tables[id(weight)].push(told, rows, values)
+        return outcome
+
+    def find_nonfinite(self) -> int | None:
+        """The number of a weight whose gradient is not finite."""
+        for number, weight in enumerate(self.parameters):
+            gradient = weight.grad
+            if gradient is not None and gradient.is_sparse and not bool(torch.isfinite(gradient._values()).all()):
+                return number
+        return None
 
     def fetch_state(self, state: _State) -> None:
         """Get the optimizer's state of all tables from the servers."""

@@ -36,6 +36,10 @@ class Counters:
         if self._asleep.tobytes() != self._nobody:
             futex.wake(self._address + self._gate.rank * LINE)
 
+    def of(self, rank: int) -> int:
+        """The number of ``rank``."""
+        return int(self._words[rank * 16])
+
     def reached(self, count: int, ranks: Sequence[int]) -> bool:
         """Whether the number of each of ``ranks`` is at least ``count``."""
         words = self._words

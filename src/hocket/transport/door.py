@@ -23,8 +23,11 @@ _SILENCE = 10_000  # milliseconds of unanswered bytes after which a connection i
 _RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, since Linux 6.15
 _PEER = struct.Struct("iII")  # pid, uid, gid of SO_PEERCRED
 
-LetIn = Callable[[Wire, int], None]
-"""Talks with a peer that has proved who it is (by its number), until the end of the connection."""
+LetIn = Callable[[Wire, int], bool | None]
+"""Talks with a peer that has proved who it is (by its number), until the end of the connection.
+
+It may return True before that: then somebody else talks with the peer, and closes the wire.
+"""
 
 
 class Door:
@@ -115,11 +118,12 @@ class Door:
             return
         finally:
             self._forget(connection)
-        wire = Wire(connection)
+        wire, is_kept = Wire(connection), None
         try:
-            self._let_in(wire, peer)
+            is_kept = self._let_in(wire, peer)
         finally:
-            wire.close()
+            if not is_kept:
+                wire.close()
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
@@ -149,8 +153,11 @@ def listen(address: str, port: int) -> socket.socket:
         raise JobError(f"a server cannot listen on {address}:{port} ({error.strerror})") from error
 
 
-def knock_here(name: str, secret: bytes, number: int, deadline: float) -> Wire:
-    """Connect to a server on this host, as peer ``number``; tries until the monotonic time ``deadline``."""
+def knock_here(name: str, secret: bytes, number: int, deadline: float, *, waits: bool = True) -> Wire:
+    """Connect to a server on this host, as peer ``number``; tries until the monotonic time ``deadline``.
+
+    Without ``waits`` it is over at once if nobody listens.
+    """
 
     def make() -> tuple[socket.socket, bytes]:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -165,15 +172,19 @@ def knock_here(name: str, secret: bytes, number: int, deadline: float) -> Wire:
         return connection, b""
 
     try:
-        return _introduce(make, secret, number, deadline)
+        return _introduce(make, secret, number, deadline, waits=waits)
     except NotProved:
         raise
     except (OSError, JobError) as error:
         raise JobError(f"no server answers on this host ({error}): see its output for the reason") from None
 
 
-def knock(address: str, port: int, secret: bytes, number: int, deadline: float, *, encrypted: bool) -> Wire:
+def knock(
+    address: str, port: int, secret: bytes, number: int, deadline: float, *, encrypted: bool, waits: bool = True
+) -> Wire:
     """Connect to a server over TCP, as peer ``number``; tries until the monotonic time ``deadline``.
+
+    Without ``waits`` it is over at once if nobody listens.
 
     Raises:
         NotProved: the process that answers is not of this job, or TLS is not the same at both ends.
@@ -185,7 +196,7 @@ def knock(address: str, port: int, secret: bytes, number: int, deadline: float, 
         return tls.wrap_client(connection) if encrypted else (connection, b"")
 
     try:
-        return _introduce(make, secret, number, deadline)
+        return _introduce(make, secret, number, deadline, waits=waits)
     except NotProved as error:
         raise NotProved(f"the server at {address}:{port}: {error}") from None
     except (OSError, JobError) as error:
@@ -193,6 +204,17 @@ def knock(address: str, port: int, secret: bytes, number: int, deadline: float, 
             f"the server at {address}:{port} cannot be reached ({error}): see its output, or open the firewall "
             "between the hosts"
         ) from None
+
+
+def can_be_reached(address: str, port: int, seconds: float) -> bool:
+    """Whether the host at ``address`` answers, be it that nobody listens there."""
+    try:
+        socket.create_connection((address, port), timeout=seconds).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def prepare(connection: socket.socket) -> None:
@@ -215,7 +237,9 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("::1", "localhost")
 
 
-def _introduce(make: Callable[[], tuple[socket.socket, bytes]], secret: bytes, number: int, deadline: float) -> Wire:
+def _introduce(
+    make: Callable[[], tuple[socket.socket, bytes]], secret: bytes, number: int, deadline: float, *, waits: bool
+) -> Wire:
     """Make a connection and prove the secret; tries until ``deadline``, unless that is of no use."""
     while True:
         try:
@@ -230,8 +254,8 @@ def _introduce(make: Callable[[], tuple[socket.socket, bytes]], secret: bytes, n
                 raise
         except NotProved:
             raise
-        except (OSError, JobError):
-            if time.monotonic() > deadline:
+        except (OSError, JobError) as error:
+            if time.monotonic() > deadline or (isinstance(error, ConnectionRefusedError) and not waits):
                 raise
             time.sleep(_RETRY)
 

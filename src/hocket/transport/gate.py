@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import signal
 import socket
@@ -27,8 +28,9 @@ from hocket.transport.area import LINE, Area, aligned
 from hocket.transport.waiting import Description, Patience, give_notice, ranks, say
 
 _TEXT = 256  # bytes in which a rank says what it waits in
+_SECRET = 32
 _SLICE = 0.1  # seconds of sleep between two looks at whether the others live
-_STATE, _PID, _TEXT_OF, _GAVE_UP = 1, 2, 3, 4  # words of a rank's line; the first is its sequence number
+_STATE, _PID, _TEXT_OF, _GAVE_UP, _PARTED = 1, 2, 3, 4, 5  # words of a rank's line; the first is its sequence number
 _RUNNING, _FINISHED, _FAILED = 0, 1, 2
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -78,7 +80,7 @@ class Gate:
     @staticmethod
     def nbytes(size: int) -> int:
         """How large an area the gate of ``size`` ranks needs."""
-        return aligned(size * LINE) + aligned(size) + 4 * aligned(size * 8) + size * _TEXT
+        return aligned(size * LINE) + aligned(size) + 4 * aligned(size * 8) + size * _TEXT + _SECRET
 
     def __init__(self, area: Area, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
@@ -97,6 +99,8 @@ class Gate:
         ]
         self._signatures, self._payloads = tables[:2], tables[2:]
         self._texts = area.words[lines + flags + 4 * table :]
+        if rank == 0:
+            self._texts[size * _TEXT :][:_SECRET] = secrets.token_bytes(_SECRET)
         self._sequence = 0
         self._spins = 2000 if size <= len(os.sched_getaffinity(0)) else 30
         self._pidfds: dict[int, int] = {}
@@ -151,13 +155,37 @@ class Gate:
             self._disagree(what)
         return payloads.tolist()
 
+    @property
+    def secret(self) -> bytes:
+        """What only the ranks that have met here know."""
+        return bytes(self._texts[self.size * _TEXT :][:_SECRET])
+
     def has_ended(self, rank: int) -> bool:
         """Whether the process of a peer has ended."""
         return rank in self._pidfds and _has_ended(self._pidfds[rank])
 
+    def has_left(self, rank: int) -> bool:
+        """Whether a peer has said that its script has ended, or has ended without a word."""
+        return bool(self._words[rank * 16 + _STATE] != _RUNNING) or self.has_ended(rank)
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether a peer has said that its script has ended well."""
+        return bool(self._words[rank * 16 + _STATE] == _FINISHED)
+
     def has_died(self, rank: int) -> bool:
         """Whether the process of a peer has ended without a word."""
         return self.has_ended(rank) and self._words[rank * 16 + _STATE] == _RUNNING
+
+    def part(self) -> None:
+        """Tell ranks that wait for this rank that it has noticed a loss, and comes no more.
+
+        They do not notice it themselves if the rank that has died arrived where they wait.
+        """
+        self._words[self.rank * 16 + _PARTED] = 1
+
+    def has_parted(self, rank: int) -> bool:
+        """Whether a peer has noticed a loss, and comes no more."""
+        return bool(self._words[rank * 16 + _PARTED])
 
     def leave(self, failed: bool) -> None:
         """Tell ranks that may wait for this rank that its script has ended."""
@@ -210,22 +238,24 @@ class Gate:
         return ranks([self.numbers[r] for r in local])
 
     def _check_lost(self, waiting: Waiting) -> None:
-        lost = [
-            rank
-            for rank, pidfd in self._pidfds.items()
-            if (self._words[rank * 16 + _STATE] == _FAILED or _has_ended(pidfd)) and not waiting.arrived(rank)
-        ]
-        if not lost:
+        missing = [rank for rank in self._pidfds if not waiting.arrived(rank)]
+        words = self._words
+        lost = [r for r in missing if words[r * 16 + _STATE] == _FAILED or _has_ended(self._pidfds[r])]
+        parted = [r for r in missing if self.has_parted(r)]
+        if not lost and not parted:
             return
         _, here = self._missing(waiting)
         text = f"{self._say_ranks(here)} wait{'' if len(here) > 1 else 's'} in {say(waiting.what)}"
-        finished = [r for r in lost if self._words[r * 16 + _STATE] == _FINISHED]
+        finished = [r for r in lost if words[r * 16 + _STATE] == _FINISHED]
         if finished:
             error = WorkerLost(f"{text}, but {self._say_ranks(finished)} {FINISHED}")
+        elif not lost:
+            error = WorkerLost(f"{text}, but {self._say_ranks(parted)} noticed a loss before arriving there")
+            error.died = True
         else:
             where = socket.gethostname()
             error = WorkerLost(f"{text}, but {self._say_ranks(lost)} on {where} ended before arriving there")
-            error.died = all(self._words[rank * 16 + _STATE] == _RUNNING for rank in lost)
+            error.died = all(words[rank * 16 + _STATE] == _RUNNING for rank in lost)
         raise error if self.outlook is None else self.outlook.explain(error, waiting.what)
 
     def _give_notice(self, waiting: Waiting) -> None:

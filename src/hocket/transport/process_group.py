@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hocket.errors import HocketError
-from hocket.transport.gate import Outlook
+from hocket.transport.network_group import START, Watcher, introduce
 from hocket.transport.store import Store
 from hocket.transport.waiting import Description
 
@@ -24,33 +24,8 @@ _REDUCE = {
 _LATER = 60.0  # seconds after the watch's own deadline at which Gloo would give up
 
 
-def _are_there(store: Store, keys: list[str], seconds: float) -> bool:
-    """Whether all ``keys`` have been set; waits for them up to ``seconds``."""
-    try:
-        store.wait(keys, timedelta(seconds=seconds))
-    except dist.DistStoreError:
-        return False
-    return True
-
-
-class Watcher(Outlook, Protocol):
-    """What is known of ranks on other hosts, for the exchanges with them."""
-
-    on_loss: Callable[[], None]
-    """Called, in another thread, when a rank is lost."""
-
-    def enter(self, lane: str) -> None:
-        """Begin the next collective of ``lane``, of which every rank has the same number in the same order."""
-
-    def wait(self, done: Callable[[float], bool], what: Description) -> None:
-        """Wait until ``done(seconds)``, which itself waits for that long, is true; raises if that cannot happen."""
-
-    def leave(self, failed: bool) -> None:
-        """Say how this rank ended."""
-
-
 class ProcessGroup:
-    """Some ranks of the job, over Gloo; beside any group that the script itself makes.
+    """Some ranks of the job, over Gloo; beside any group that the script itself makes. See ``NetworkGroup``.
 
     Args:
         store: The store of this group alone, through which its members find each other.
@@ -64,23 +39,21 @@ class ProcessGroup:
     def __init__(self, store: Store, rank: int, size: int, address: str, timeout: float, watch: Watcher) -> None:
         self.rank, self.size, self._watch, self._store = rank, size, watch, store
         self._under_way: list[Any] = []
-        what = "the start of a group of workers"
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=_LATER)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
         try:
-            store.set(f"member {rank}", "")
-            members = [f"member {number}" for number in range(size)]
-            watch.wait(lambda seconds: _are_there(store, members, seconds), what)
+            introduce(store, rank, size, {}, lambda done: watch.wait(done, START))
             self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)  # this wait cannot be interrupted
             self._group._set_default_timeout(timedelta(seconds=timeout + _LATER))
         except HocketError:
             raise
         except RuntimeError as error:
-            raise watch.explain(error, what) from error
+            raise watch.explain(error, START) from error
 
-    def start_sum(self, tensor: torch.Tensor) -> Any:
-        """Begin to replace ``tensor`` by the sum over the group; pass what this returns to ``wait``."""
+    def start_sum(self, tensor: torch.Tensor, note: Callable[[], None] | None = None) -> Any:
+        if note is not None:
+            note()
         return self._start(lambda: self._group.allreduce([tensor], dist.AllreduceOptions()))
 
     def allreduce(self, tensor: torch.Tensor, operation: str, what: Description) -> None:
@@ -94,7 +67,6 @@ class ProcessGroup:
         return parts
 
     def gather(self, tensor: torch.Tensor, root: int, what: Description) -> list[torch.Tensor]:
-        """The tensors of all members, on ``root``; nothing on the others."""
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == root else []
         options = dist.GatherOptions()
         options.rootRank = root
@@ -107,8 +79,6 @@ class ProcessGroup:
         self.wait(self._start(lambda: self._group.broadcast([tensor], options)), what)
 
     def wait(self, work: Any, what: Description) -> None:
-        """Wait until ``work`` is done; raises if that cannot happen."""
-
         def done(seconds: float) -> bool:
             try:
                 work.wait(timedelta(seconds=seconds))

@@ -27,6 +27,7 @@ from hocket.transport.wire import Closed, Wire
 
 NO_SENSE = "messages that make no sense"
 GRACE = 1.0  # seconds in which a peer whose connection broke can come back; a live one does so at once
+_SUCCESSION = 15.0  # seconds in which the end of a peer may become known of whom another one takes the place
 _FIRST_WORDS = 30.0  # seconds that a peer has to say who it is
 _MOST_DROPPED = 1 << 36  # bytes of a message that are thrown away; a push that was sent twice may be long
 
@@ -74,6 +75,8 @@ class Handler(Protocol):
 
     def answer(self, peer: int, kind: int, head: dict[str, Any], body: Body, note: Note) -> Answer:
         """The answer to a request; blocks while the peer has to wait.
+
+        A wait that is over when the peer is gone for good asks ``note`` for that: see ``waiting.Asker``.
 
         Raises:
             HocketError: the peer is to raise this error.
@@ -139,10 +142,15 @@ class Reception:
         return wire
 
     def drop(self, peer: int) -> None:
-        """Close the connection of a peer, which may come back; what it has sent and nobody has read is lost."""
+        """Close the connection of a peer, which may come back, unless another process has taken its place by then.
+
+        What it has sent and nobody has read is lost.
+        """
         found = self._peers.get(peer)
         if found is not None and found.wire is not None:
-            found.wire.close()
+            with found.coming:
+                found.is_lost = True  # its last request may wait for others for long
+                found.wire.close()
 
     def close(self) -> None:
         """Close all doors and connections."""
@@ -162,8 +170,7 @@ class Reception:
             if message.kind != Talk.JOIN or message.body:
                 raise WireError(f"a message of kind {message.kind} before joining")
             nonce, said = str(message.head["nonce"]), dict(message.head["said"])
-            with self._lock:
-                peer = self._peers.setdefault(number, _Peer(nonce))
+            peer = self._find(number, nonce, replaces=bool(said.get("newcomer")))
             if peer.nonce != nonce:
                 self._handler.refuse("a second process of a rank")
                 raise JobError(f"there are two processes of rank {number}: start the script once for each rank")
@@ -181,11 +188,26 @@ class Reception:
             self._turn_away(error)
             return
 
+    def _find(self, number: int, nonce: str, *, replaces: bool) -> _Peer:
+        """The peer with this number; a new one in the place of one that is lost, if the new one says so."""
+        deadline = time.monotonic() + _SUCCESSION
+        while True:
+            with self._lock:
+                peer = self._peers.setdefault(number, _Peer(nonce))
+                if peer.nonce == nonce or not replaces:
+                    return peer
+                if peer.is_lost:
+                    self._peers[number] = _Peer(nonce)
+                    return self._peers[number]
+            if time.monotonic() > deadline:
+                return peer
+            time.sleep(0.01)  # its connection may not be known to have ended yet
+
     def _welcome(self, peer: _Peer, number: int, wire: Wire, said: dict[str, Any]) -> None:
         session = _Session(self._handler, peer, number, wire)
         with peer.coming:
             told = self._handler.welcome(number, said)  # a peer that is not let in is told why
-            before, peer.wire = peer.wire, wire
+            before, peer.wire, peer.is_lost = peer.wire, wire, False
         try:
             if before is not None:
                 before.close()
@@ -210,6 +232,7 @@ class _Peer:
         self.answer: tuple[int, Answer] = (Talk.REPLY, Answer({}))
         self.wire: Wire | None = None
         self.is_gone = False  # the peer has said goodbye, or was let go
+        self.is_lost = False  # the peer is gone for good, and those who care were told
         self.is_let_go = False  # this end has closed, and nobody is told of anything any more
 
 
@@ -218,6 +241,7 @@ class _Session:
 
     def __init__(self, handler: Handler, peer: _Peer, number: int, wire: Wire) -> None:
         self._handler, self._peer, self._number, self._wire = handler, peer, number, wire
+        self._asker = _Asker(peer, is_watched=bool(number & WATCH))
 
     def run(self) -> None:
         """Answer until the peer says goodbye or its connection ends."""
@@ -261,7 +285,7 @@ class _Session:
             self._peer.is_gone = True
             return Talk.REPLY, Answer({})
         try:
-            answer = self._handler.answer(self._number, message.kind, message.head, body, self._note)
+            answer = self._handler.answer(self._number, message.kind, message.head, body, self._asker)
             return Talk.REPLY, answer
         except (Closed, WireError):
             raise
@@ -285,12 +309,6 @@ class _Session:
         except OSError as error:
             raise Closed(str(error)) from error
 
-    def _note(self, ranks: list[int], seconds: float) -> None:
-        """Send a note to the peer; if the peer has gone, that is found out when it is answered."""
-        wire = self._peer.wire or self._wire
-        with contextlib.suppress(Closed, OSError):
-            wire.send(Talk.NOTE, 0, {"ranks": ranks, "seconds": seconds})
-
     def _refuse(self, why: str, error: Exception) -> None:
         self._handler.refuse(why)
         print(f"hocket: a message of rank {self._number} was refused: {error!r}", file=sys.stderr, flush=True)
@@ -299,13 +317,44 @@ class _Session:
         """The connection is over: the peer is lost unless it comes back soon, or at once if it is watched."""
         peer = self._peer
         self._wire.close()  # so that a live peer knows, and comes back
-        if not peer.is_gone and not self._wire.is_local and not self._number & WATCH:
+        if not peer.is_gone and self._asker.may_come_back(self._wire):
             deadline = time.monotonic() + GRACE
             while time.monotonic() < deadline and peer.wire is self._wire and not peer.is_gone:
                 time.sleep(0.02)
         with peer.coming:
             if not peer.is_let_go and (peer.is_gone or peer.wire is self._wire):
                 self._handler.lose(self._number, "" if peer.is_gone else "was lost")
+                peer.is_lost = True
+
+
+class _Asker:
+    """A peer that waits for an answer, over whichever connection it has: see ``waiting.Asker``."""
+
+    def __init__(self, peer: _Peer, *, is_watched: bool) -> None:
+        self._peer, self._is_watched = peer, is_watched
+        self._ended: tuple[Wire, float] | None = None  # the connection of the peer that has ended, and since when
+        self._is_given_up = False
+
+    def __call__(self, ranks: list[int], seconds: float, /) -> None:
+        """Send a note to the peer; if the peer has gone, that is found out otherwise."""
+        if self._peer.wire is not None:
+            with contextlib.suppress(Closed, OSError):
+                self._peer.wire.send(Talk.NOTE, 0, {"ranks": ranks, "seconds": seconds})
+
+    def look(self) -> None:
+        """Raise Closed if the connection has ended, and the peer has not come back over another one."""
+        wire, now = self._peer.wire, time.monotonic()
+        if wire is None or not wire.has_ended():
+            return
+        if self._ended is None or self._ended[0] is not wire:
+            self._ended = wire, now
+        if not self.may_come_back(wire) or now >= self._ended[1] + GRACE:
+            self._is_given_up = True
+            raise Closed("the connection ended while an answer was waited for")
+
+    def may_come_back(self, wire: Wire) -> bool:
+        """Whether the peer may make a new connection in the place of one that has ended."""
+        return not (wire.is_local or self._is_watched or self._is_given_up)
 
 
 class _Replayed(WireError):

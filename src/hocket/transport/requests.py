@@ -49,7 +49,9 @@ def encrypted(address: str, config: Config) -> bool:
     return config.tls == "on" or (config.tls == "auto" and not door.is_loopback(address))
 
 
-def reach(config: Config, secret: bytes, name: int, said: Mapping[str, Any], deadline: float) -> Wire:
+def reach(
+    config: Config, secret: bytes, name: int, said: Mapping[str, Any], deadline: float, *, waits: bool = True
+) -> Wire:
     """Connect to another process of the job, as ``name``, by what that process has said of itself.
 
     Args:
@@ -58,12 +60,14 @@ def reach(config: Config, secret: bytes, name: int, said: Mapping[str, Any], dea
         name: The number of this end in proofs.
         said: What ``Reception.open_for`` gave the other process: a socket of its host, an address and a port.
         deadline: The monotonic time until which to try.
+        waits: Whether the process may be about to open its door; else it is gone if nobody listens there.
     """
     beside = config.rendezvous is not None and str(said["socket"]).startswith(f"{config.rendezvous}-")
     if beside and config.transport != "gloo":
-        return door.knock_here(said["socket"], secret, name, deadline)
+        return door.knock_here(said["socket"], secret, name, deadline, waits=waits)
     address = said["address"]
-    return door.knock(address, said["port"], secret, name, deadline, encrypted=encrypted(address, config))
+    is_encrypted = encrypted(address, config)
+    return door.knock(address, said["port"], secret, name, deadline, encrypted=is_encrypted, waits=waits)
 
 
 class Link(ABC):

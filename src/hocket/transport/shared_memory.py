@@ -18,7 +18,7 @@ class SharedMemory:
     """A group of workers on one host, made by ``join`` or ``share``; all workers call each method together."""
 
     def __init__(
-        self, gate: Gate, connections: dict[int, socket.socket], share: Callable[[int], Area] | None = None
+        self, gate: Gate, connections: dict[int, socket.socket], share: Callable[[int, str], Area] | None = None
     ) -> None:
         self.gate = gate
         self.rank, self.size = gate.rank, gate.size
@@ -53,16 +53,18 @@ class SharedMemory:
         return cls(gate, connections)
 
     @classmethod
-    def share(cls, share: Callable[[int], Area], rank: int, processes: Sequence[int], timeout: float) -> SharedMemory:
+    def share(
+        cls, share: Callable[[int, str], Area], rank: int, processes: Sequence[int], timeout: float
+    ) -> SharedMemory:
         """Become ``rank`` of a group whose memory comes from somebody else; blocks until all are there.
 
         Args:
-            share: Gives memory of so many bytes, which is the same for all ranks that ask in the same order.
+            share: Gives memory of so many bytes for a purpose; the same for all ranks that ask in the same order.
             rank: The number of this worker in the group.
             processes: The process of each rank.
             timeout: Seconds to wait for others.
         """
-        area = share(Gate.nbytes(len(processes)))
+        area = share(Gate.nbytes(len(processes)), "gate")
         area.close_descriptor()
         gate = Gate(area, rank, len(processes), timeout)
         gate.watch_peers(processes)
@@ -78,7 +80,7 @@ class SharedMemory:
         what = f"sharing {nbytes:,} bytes for {purpose}"
         self.gate.meet(signature(what), 0, what)
         if self._share is not None:
-            area = self._share(nbytes)
+            area = self._share(nbytes, purpose)
         elif self.rank == 0:
             area = Area.create(nbytes, purpose)
             for connection in self._connections.values():

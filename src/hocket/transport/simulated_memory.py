@@ -11,6 +11,7 @@ from hocket.transport.counters import Counters
 from hocket.transport.gate import FINISHED, disagreement, signature
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.simulated import Simulation
+from hocket.transport.simulated_links import SimulatedWires
 from hocket.transport.waiting import Description, ranks, say
 
 
@@ -28,6 +29,7 @@ class SimulatedHost:
         self.meetings: dict[int, _Meeting] = {}  # to which a rank has come, and which not all have left
         self.areas: list[Area] = []
         self.counts: list[list[int]] = []
+        self.wires: dict[str, SimulatedWires] = {}  # between the members of each group
         self.left: dict[int, bool] = {}  # ranks that have ended, and whether they failed
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hocket.errors import DeadlineExceeded
 
 NOTICE = 30.0
 """Seconds between two lines about those that others wait for, everywhere."""
+
+LOOK = 0.2
+"""Seconds between two looks whether whoever has made a request still waits for the answer."""
 
 Description = str | Callable[[], str]
 """What somebody waits in; it is put into words only if it has to be said."""
@@ -20,6 +26,15 @@ class Note(Protocol):
     """Told, while a request waits for other workers, which of them it waits for, and for how long."""
 
     def __call__(self, ranks: list[int], seconds: float, /) -> None: ...
+
+
+@runtime_checkable
+class Asker(Note, Protocol):
+    """Whoever has made a request, and may be killed before it is answered: nobody may wait in its name then."""
+
+    def look(self) -> None:
+        """Raise an error if the one who waits for the answer is gone for good."""
+        ...
 
 
 class Condition(Protocol):
@@ -75,7 +90,7 @@ class Wait:
         condition: The condition that the worker holds, and sleeps in.
         timeout: Seconds that the wait may take.
         clock: Tells the time.
-        note: Is told when the wait takes long.
+        note: Is told when the wait takes long; of an ``Asker`` the wait is over when it is gone.
         what: What the others are to do, for the error.
         whom: What the others are called.
     """
@@ -106,6 +121,7 @@ class Wait:
 
         Raises:
             DeadlineExceeded: the wait has taken too long.
+            Closed: whoever has made the request is gone.
         """
         if self._patience.is_over:
             raise DeadlineExceeded(
@@ -115,7 +131,24 @@ class Wait:
         if self._patience.is_notice_due():
             self._note(list(missing), self.seconds)
         left = self._patience.left
-        self._condition.wait(max(left if most is None else min(left, most - self.seconds), 0.001))
+        doze(self._condition, self._note, max(left if most is None else min(left, most - self.seconds), 0.001))
+
+
+def doze(condition: Condition, note: Note, seconds: float) -> None:
+    """Sleep in ``condition``, which the caller holds, for a part of the wait for an answer that ``note`` is told of.
+
+    Args:
+        condition: Wakes the caller when something has changed.
+        note: Whoever has made the request.
+        seconds: The longest time that the caller sleeps.
+
+    Raises:
+        Closed: whoever has made the request is gone.
+    """
+    if isinstance(note, Asker):
+        note.look()
+        seconds = min(seconds, LOOK)
+    condition.wait(seconds)
 
 
 def say(what: Description) -> str:
@@ -136,3 +169,22 @@ def give_notice(here: Sequence[int], missing: Sequence[int], seconds: float, wha
         file=sys.stderr,
         flush=True,
     )
+
+
+def hold_sigterm() -> None:
+    """Keep SIGTERM for ``await_end``, in this thread and in those that it starts from now on."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def await_end(seconds: float = math.inf) -> bool:
+    """Wait until the process that has started this one sends SIGTERM, at most ``seconds``; returns whether it has.
+
+    A SIGTERM from elsewhere is for workers: a scheduler sends it to all processes of a job, and the workers still need
+    the others when they finish their batch.
+    """
+    parent, deadline = os.getppid(), time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        told = signal.sigtimedwait([signal.SIGTERM], min(left, NOTICE))
+        if told is not None and (told.si_pid == parent or os.getppid() != parent):
+            return True
+    return False

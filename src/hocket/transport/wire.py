@@ -23,6 +23,7 @@ from hocket.messages import HEADER, MOST_BODY, MOST_HEAD, Message, begin, read_h
 
 _AT_ONCE = 64  # parts of a body in one system call
 _TLS_CHUNK = 1 << 18
+_LONG = 1 << 16
 _FIRST = 1 << 20  # bytes for which memory is taken at first
 _LAST = struct.Struct("52xII")  # in Linux's struct tcp_info: milliseconds since data and an acknowledgement came
 
@@ -114,9 +115,7 @@ class Wire:
             WireError: what came is no message.
             TimeoutError: nothing, or only a part of a message, came within the timeout.
         """
-        kind, generation, sequence, head, body = read_header(
-            self._receive(HEADER.size), self.most_head, self.most_body
-        )
+        kind, generation, sequence, head, body = read_header(self._receive(HEADER.size), self.most_head, self.most_body)
         return Message(kind, generation, sequence, read_head(self._receive(head)), body)
 
     def receive_into(self, parts: Sequence[memoryview]) -> None:
@@ -128,7 +127,7 @@ class Wire:
         """The body of the message that was received last, as bytes."""
         return self._receive(count)
 
-    def wait(self, bell: Bell, seconds: float) -> bool:
+    def wait(self, bell: Bell | None, seconds: float) -> bool:
         """Wait for bytes, for ``bell``, or until ``seconds`` have passed; returns whether bytes have come.
 
         Raises:
@@ -139,11 +138,22 @@ class Wire:
                 return True
             poller = select.poll()
             poller.register(self.connection, select.POLLIN)
-            poller.register(bell, select.POLLIN)
+            if bell is not None:
+                poller.register(bell, select.POLLIN)
             found = [descriptor for descriptor, _ in poller.poll(seconds * 1000)]
-            if bell.fileno() in found:
+            if bell is not None and bell.fileno() in found:
                 bell.calm()
             return self.connection.fileno() in found
+
+    def has_ended(self) -> bool:
+        """Whether the other end has closed the connection, or it broke; there may be bytes left to receive."""
+        try:
+            with self._use():
+                poller = select.poll()
+                poller.register(self.connection, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else 0)
+                return bool(poller.poll(0))
+        except Closed:
+            return True
 
     def silence(self) -> float:
         """Seconds since the kernel of the other host has answered, whether or not the process there is busy."""
@@ -197,11 +207,7 @@ class Wire:
             return
         views = [part.cast("B") for part in parts if part.nbytes]
         while views:
-            sent = self.connection.sendmsg(views[:_AT_ONCE])
-            while views and sent >= views[0].nbytes:
-                sent -= views.pop(0).nbytes
-            if sent:
-                views[0] = views[0][sent:]
+            take_off(views, self.connection.sendmsg(views[:_AT_ONCE]))
 
     def _receive(self, count: int) -> bytes:
         """Receive ``count`` bytes; memory is taken as bytes come, and not because a peer announces them."""
@@ -214,13 +220,24 @@ class Wire:
 
     def _fill(self, view: memoryview) -> None:
         done = 0
+        # The kernel fills the whole of a long part by itself, while other threads of this process run.
+        is_long = view.nbytes > _LONG and not isinstance(self.connection, ssl.SSLSocket)
+        flags = socket.MSG_WAITALL if is_long else 0
         with self._use():
             while done < view.nbytes:
-                count = self.connection.recv_into(view[done:])
+                count = self.connection.recv_into(view[done:], 0, flags)
                 if not count:
                     raise Closed("the other end has closed the connection")
                 done += count
                 self.received += count
+
+
+def take_off(views: list[memoryview], count: int) -> None:
+    """Remove the first ``count`` bytes."""
+    while views and count >= views[0].nbytes:
+        count -= views.pop(0).nbytes
+    if count:
+        views[0] = views[0][count:]
 
 
 def hang_up(connection: socket.socket) -> None:

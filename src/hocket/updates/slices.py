@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
 from hocket.comm.bucket_layout import Layout, align, cut
+from hocket.errors import WorkerLost
+from hocket.updates.undo_log import Part, UndoLog
 from hocket.updates.update import Owners, Range, Step, Trained, Update
 
 _PIECE = 1 << 16  # elements per thread; with gradient and state a few pieces fit into the second-level cache
@@ -24,6 +26,8 @@ _NOTHING = 16  # elements of the piece of a worker whose slice is empty
 _SCALARS = frozenset(("step", "eta", "mu", "mu_product"))  # of PyTorch's optimizers
 
 State = dict[str, Any]
+States = dict[tuple[int, str], tuple[torch.Tensor, dict[int, torch.Tensor]]]
+"""The one copy of each state of a bucket: flat, and by parameter."""
 
 
 @dataclass(eq=False)
@@ -48,12 +52,21 @@ class Run:
     pieces: list[Piece] = field(default_factory=list)
 
 
+class Found(NamedTuple):
+    """What a step has found of a run: which states are in the shared copy, and the scalars."""
+
+    run: Run
+    keys: list[str]
+    scalars: State
+
+
 class SlicedUpdate(Update):
     """Runs the user's optimizer on this worker's slices.
 
     Args:
         parameters: The shared parameters, flat, one per bucket of ``layout``.
         gradients: Where this worker finds (or puts) averaged gradients, flat, one per bucket.
+        log: Where each step can be undone. Without it, the owners may only change between steps.
     """
 
     def __init__(
@@ -64,12 +77,17 @@ class SlicedUpdate(Update):
         layout: Layout,
         parameters: list[torch.Tensor],
         gradients: list[torch.Tensor],
+        log: UndoLog | None = None,
     ) -> None:
+        self._log, self._is_open = log, False
+        self._found: list[Found] = []  # by the step that is going on
+        self._options: list[State] = []  # of each group of the optimizer, as that step has found them
+        self._own_gradients: list[tuple[torch.Tensor, torch.Tensor]] = []  # with copies, if the step may change them
         self._owners, self._optimizer, self._members, self._layout = owners, optimizer, members, layout
         self._parameters, self._gradients = parameters, gradients
         self._runs: list[Run] = []
         self._present = b""
-        self._states: dict[tuple[int, str], tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+        self._states: States = {}
         self._shown: object = None  # the optimizer.state that has been taken over, and how much it then held
         self._shown_length = 0
         if not optimizer.state:
@@ -88,6 +106,9 @@ class SlicedUpdate(Update):
     def step(self, original: Step, **options: Any) -> Any:
         optimizer = self._optimizer
         active = [run for run in self._runs if run.present]
+        if self._log is not None:
+            self._keep(self._log)
+        self._is_open = True
         visible, groups = optimizer.state, [group["params"] for group in optimizer.param_groups]
         try:
             optimizer.state = defaultdict(dict, {p.tensor: p.state for run in active for p in run.pieces})
@@ -102,6 +123,73 @@ class SlicedUpdate(Update):
             for group, parameters in zip(optimizer.param_groups, groups, strict=True):
                 group["params"] = parameters
         return result
+
+    def _keep(self, log: UndoLog) -> None:
+        """Keep what the step changes; collective if no step has changed some of it so far."""
+        found, parts = list[Found](), list[Part]()
+        for run in self._runs:
+            state = run.pieces[0].state
+            keys = [key for key in state if (run.bucket, key) in self._states]
+            scalars = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items() if k not in keys}
+            found.append(Found(run, keys, scalars))
+            if run.present:
+                start, end = self._slice(run, self._owners.rank, self._owners.size)
+                flats = {"": self._parameters[run.bucket]} | {key: self._states[run.bucket, key][0] for key in keys}
+                parts += [Part((run.bucket, key), flat, start, end) for key, flat in flats.items()]
+        log.keep(parts)
+        self._options = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
+        self._found = found
+        if not type(self._optimizer).__module__.startswith("torch.optim"):
+            tensors = [p.tensor.grad for run in self._runs if run.present for p in run.pieces]
+            self._own_gradients = [(tensor, tensor.clone()) for tensor in tensors if tensor is not None]
+
+    def end(self) -> None:
+        self._is_open, self._found, self._own_gradients = False, [], []
+
+    def regroup(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        if self._is_open and self._log is None:
+            raise WorkerLost(
+                "a worker was lost in the middle of its update of the one copy, which cannot be undone: resume from "
+                "the last checkpoint"
+            )
+        if self._found:
+            self._show_found()
+        else:
+            self.show()
+        states: States = {}
+        loaded = self._bring_loaded(states)
+        if self._owners.rank == 0:
+            for key, (flat, _) in states.items():
+                self._undo(key, flat)
+            for bucket, flat in enumerate(parameters):
+                self._undo((bucket, ""), flat)
+        self._owners.barrier("dividing the optimizer's state anew")
+        self._states, self._parameters, self._gradients = states, parameters, gradients
+        self.end()
+        if self._log is not None:
+            self._log.renew()
+        self._divide_loaded(loaded)
+
+    def _show_found(self) -> None:
+        """Let the optimizer be as the step has found it that is going on; what the step has written is still there."""
+        for group, options in zip(self._optimizer.param_groups, self._options, strict=True):
+            group.update(options)
+        for gradient, kept in self._own_gradients:
+            gradient.copy_(kept)
+        for run, keys, scalars in self._found:
+            for i in run.members:
+                state = {key: self._states[run.bucket, key][1][i] for key in keys} | scalars
+                if state:
+                    self._optimizer.state[self._members.parameters[i]] = state
+                else:
+                    self._optimizer.state.pop(self._members.parameters[i], None)
+
+    def _undo(self, key: tuple[int, str], flat: torch.Tensor) -> None:
+        """Put back in a copy of a flat buffer what workers have written in the step that is going on."""
+        for run, keys, _ in self._found:
+            if self._log is not None and run.present and run.bucket == key[0] and key[1] in ("", *keys):
+                for rank in filter(self._log.has_begun, range(self._log.size)):
+                    self._log.undo(key, flat, *self._slice(run, rank, self._log.size))
 
     def read_from(self, gradients: list[torch.Tensor]) -> None:
         """Take gradients from these flat buffers from now on, one per bucket."""
@@ -144,15 +232,17 @@ class SlicedUpdate(Update):
         self._shown, self._shown_length = self._optimizer.state, len(self._optimizer.state)
 
     def _share(self, bucket: int, piece: Piece, key: str, value: torch.Tensor) -> None:
-        flat = self._full(bucket, key, value.dtype)[0]
+        flat = self._full(self._states, bucket, key, value.dtype)[0]
         shared = flat[piece.start : piece.end] if piece.end else value
         if piece.end:
             shared.copy_(value)
         piece.state[key] = piece.shared[key] = shared
 
-    def _full(self, bucket: int, key: str, dtype: torch.dtype) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The one copy of state ``key`` for all of a bucket: flat, and by parameter; made when first asked for."""
-        if (bucket, key) not in self._states:
+    def _full(
+        self, states: States, bucket: int, key: str, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The one copy of state ``key`` for all of a bucket, among ``states``; made when first asked for."""
+        if (bucket, key) not in states:
             indices = [i for i, place in enumerate(self._layout.places) if place.bucket == bucket]
             flat, views = self._owners.one_copy(
                 dtype,
@@ -160,8 +250,8 @@ class SlicedUpdate(Update):
                 [self._layout.places[i] for i in indices],
                 f"optimizer state {key!r}",
             )
-            self._states[bucket, key] = flat, dict(zip(indices, views, strict=True))
-        return self._states[bucket, key]
+            states[bucket, key] = flat, dict(zip(indices, views, strict=True))
+        return states[bucket, key]
 
     def show(self) -> None:
         """Let ``optimizer.state`` have for every parameter what it would have in a plain script."""
@@ -208,14 +298,12 @@ class SlicedUpdate(Update):
     def _cut(self, run: Run, before: Run | None) -> list[Piece]:
         """This worker's pieces of ``run``, with the state that they had as part of the run ``before``."""
         bucket = self._layout.buckets[run.bucket]
-        first = self._layout.places[run.members[0]].start
-        last = align(self._layout.places[run.members[-1]].end, bucket.dtype)
-        begin, end = cut(last - first, bucket.dtype, self._owners.size)[self._owners.rank]
+        begin, end = self._slice(run, self._owners.rank, self._owners.size)
         fused = self._optimizer.param_groups[run.group].get("fused")
         size = max(end - begin, 1) if fused else _PIECE * torch.get_num_threads()
         pieces = []
-        for start in range(first + begin, first + end, size):
-            stop = min(start + size, first + end)
+        for start in range(begin, end, size):
+            stop = min(start + size, end)
             piece = Piece(self._parameters[run.bucket][start:stop], start, stop)
             piece.tensor.grad = self._gradients[run.bucket][start:stop]
             pieces.append(piece)
@@ -234,35 +322,49 @@ class SlicedUpdate(Update):
                         piece.state[key] = torch.zeros(_NOTHING, dtype=full[0].dtype)
         return pieces
 
+    def _slice(self, run: Run, rank: int, size: int) -> tuple[int, int]:
+        """The slice of ``run`` for one of ``size`` workers."""
+        dtype, places = self._layout.buckets[run.bucket].dtype, self._layout.places
+        first, last = places[run.members[0]].start, align(places[run.members[-1]].end, dtype)
+        begin, end = cut(last - first, dtype, size)[rank]
+        return first + begin, first + end
+
     def _adopt_loaded(self) -> None:
         """Make the state that the script (or the optimizer's constructor) has put there the shared copy.
 
         Parameters whose scalars differ must not share a run.
         """
+        loaded = self._bring_loaded(self._states)
+        self._owners.barrier("loading the optimizer's state")
+        self._divide_loaded(loaded)
+
+    def _bring_loaded(self, states: States) -> dict[int, State]:
+        """Have rank 0 copy what the optimizer shows to the one copies; returns it by parameter. Collective."""
         state, parameters = self._optimizer.state, self._members.parameters
         loaded = {i: state[p] for i, p in enumerate(parameters) if self._members.groups[i] >= 0 and p in state}
-        self._runs, self._present = [], b""
         for i, values in loaded.items():
             bucket = self._layout.places[i].bucket
             for key, value in values.items():
                 if _is_elementwise(key, value, parameters[i]):
-                    _, views = self._full(bucket, key, value.dtype)
+                    _, views = self._full(states, bucket, key, value.dtype)
                     if self._owners.rank == 0 and views[i] is not value:
                         views[i].copy_(value)
-        self._owners.barrier("loading the optimizer's state")
+        return loaded
+
+    def _divide_loaded(self, loaded: dict[int, State]) -> None:
+        """Make runs of parameters whose scalars are equal."""
+        parameters, before = self._members.parameters, State()
+        self._runs, self._present = [], b""
         for i, values in loaded.items():
             if not values:
                 continue
             last = self._runs[-1] if self._runs else None
-            if (
-                last
-                and self._continues(last, i)
-                and _scalars(loaded[last.members[-1]], parameters[last.members[-1]])
-                == (_scalars(values, parameters[i]))
-            ):
+            scalars = _scalars(values, parameters[i])
+            if last and self._continues(last, i) and before == scalars:
                 last.members.append(i)
             else:
                 self._runs.append(Run(self._members.groups[i], self._layout.places[i].bucket, [i], present=False))
+            before = scalars
         for run in self._runs:
             template = Run(run.group, run.bucket, run.members, present=False)
             template.pieces = [Piece(torch.empty(0), 0, 0, dict(loaded[run.members[0]]))]

@@ -28,8 +28,15 @@ class Trained(Protocol):
 class Owners(Protocol):
     """The processes among which an update is divided, as one of them sees it."""
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
 
     def one_copy(
         self, dtype: torch.dtype, count: int, places: Sequence[Place], purpose: str
@@ -63,3 +70,18 @@ class Update(ABC):
     @abstractmethod
     def share(self) -> None:
         """Bring this news to the shared copy and into every rank's ``optimizer.state``; collective."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """All workers have taken the step."""
+
+    @abstractmethod
+    def regroup(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        """Divide steps among the workers that there are now; collective. A step that was not ended is undone.
+
+        If a worker is lost meanwhile, nothing has changed for those who are left, and they call this again.
+
+        Args:
+            parameters: The shared parameters from now on, flat; rank 0 undoes the step there, too.
+            gradients: Where this worker finds averaged gradients from now on.
+        """

@@ -74,6 +74,12 @@ class WholeUpdate(Update):
         everyone = self._communicator.gather_bytes(json.dumps(fresh).encode())
         self._adopt([(i, key, shape, dtype) for part in everyone for i, key, shape, dtype in json.loads(part)])
 
+    def end(self) -> None:
+        """Nothing to do: no step is undone."""
+
+    def regroup(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        raise StrategyError(refuse_changes(self._optimizer))
+
     def _adopt(self, described: list[_Description], *, from_rank_0: bool = False) -> None:
         """Move the described tensors to one new shared area; the owner (or rank 0) has their values."""
         state, parameters = self._optimizer.state, self._members.parameters
@@ -103,6 +109,14 @@ class WholeUpdate(Update):
                 f"{type(value).__name__}, which strategy 'central' cannot share: use --strategy mirrored"
             )
         return index, key, list(value.shape), str(value.dtype).removeprefix("torch.")
+
+
+def refuse_changes(optimizer: Optimizer) -> str:
+    """Why the owners of whole tensors cannot change, in words."""
+    return (
+        f"strategy 'central' cannot undo a step of {type(optimizer).__name__}, which works on whole tensors, when a "
+        "worker is lost: use --strategy mirrored"
+    )
 
 
 def _assign(layout: Layout, size: int) -> list[list[int]]:

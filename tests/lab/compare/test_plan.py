@@ -78,7 +78,7 @@ def test_what_fits_one_host_and_several() -> None:
 
 def test_what_does_not_fit_the_script_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     found, notes = plan.fitting([2], 1, {"device": "cuda"}, several_hosts=False)
-    assert "central" not in {way.strategy for way in found} and "on cuda" in notes[0]
+    assert "central" in {way.strategy for way in found} and not notes
     found, notes = plan.fitting([2], 1, {"optimizer": "LBFGS"}, several_hosts=False)
     assert found == [Way("full_batch", 2)] and "L-BFGS" in notes[0]
     monkeypatch.setattr(plan.platform, "machine", lambda: "aarch64")

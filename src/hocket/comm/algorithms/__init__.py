@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hocket.comm.algorithms.gpu_reductions import Nccl, Staged
-from hocket.comm.algorithms.hierarchical import Hierarchical
-from hocket.comm.algorithms.memory_reductions import DIRECT_BYTES, Direct, Split, TwoPhase
+from hocket.comm.algorithms.host_reductions import HostSlices
+from hocket.comm.algorithms.memory_reductions import ONE_PHASE_BYTES, OnePhase, Split, TwoPhase
 from hocket.comm.algorithms.network_reductions import Flat
 from hocket.comm.bucket_layout import Layout
 from hocket.comm.exchange import Algorithm, Alone
@@ -24,13 +24,13 @@ def choose(communicator: Communicator, layout: Layout, *, background: bool, priv
         return Alone(layout)
     if on_gpu:
         return Staged(choose(communicator, layout.on_cpu(), background=background, private=True), layout)
-    memory, lane = communicator.on_host.memory, communicator.open_lane()
+    memory, lane = communicator.on_host.memory, communicator.open_lane(sum(bucket.nbytes for bucket in layout.buckets))
     if lane is not None and len(lane.topology.local) == 1:
         return Flat(lane, layout, in_place=private)
     assert memory is not None
     if lane is not None:
-        return Hierarchical(lane, layout, memory, private=private)
+        return HostSlices(lane, layout, memory, private=private)
     if background:
         return Split(memory, layout)
     total = sum(bucket.nbytes for bucket in layout.buckets)
-    return (Direct if memory.size == 2 or total <= DIRECT_BYTES else TwoPhase)(memory, layout)
+    return (OnePhase if memory.size == 2 or total <= ONE_PHASE_BYTES else TwoPhase)(memory, layout)

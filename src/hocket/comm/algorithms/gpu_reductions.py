@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,16 @@ from hocket.comm.exchange import Algorithm, Ticket
 from hocket.transport.nccl import NcclGroup
 from hocket.transport.waiting import Description
 
+_ALL_THERE = zlib.crc32(b"all sums are there")
+
 Meet = Callable[[int, int, Description], list[int]]
 
 
 class Nccl(Algorithm):
     """Each bucket is added up in place, on NCCL's own stream, while the backward pass goes on.
+
+    Where workers may be lost, the slots stay as they are, so that the sum can be made again without a lost worker, and
+    the ranks meet once more when each has all sums: so the sums count on all of them, or on none.
 
     Args:
         group: The GPUs of all ranks.
@@ -33,7 +39,8 @@ class Nccl(Algorithm):
         self._group, self._meet, self._background = group, meet, background
         self._scale = 1 / size
         self.overlaps = len(layout.buckets) > 1
-        self.slots = self.results = layout.allocate()
+        self.slots = layout.allocate()
+        self.results = self.slots if group.look is None else layout.allocate()
         self._complete = bytearray(len(self.slots))
         self._works: list[Any] = []
         self._sent_at: list[float] = []
@@ -51,7 +58,11 @@ class Nccl(Algorithm):
             if not (idle or self._complete[bucket]):
                 break
             self._sent_at.append(time.perf_counter())
-            self._works.append(None if idle else self._group.start_sum(self.slots[bucket].mul_(self._scale)))
+            self._works.append(None if idle else self._start(bucket))
+
+    def _start(self, bucket: int) -> Any:
+        slot, result = self.slots[bucket], self.results[bucket]
+        return self._group.start_sum(torch.mul(slot, self._scale, out=result))
 
     def close(self) -> None:
         self._group.users.discard(self)
@@ -64,6 +75,10 @@ class Nccl(Algorithm):
     def finish(self) -> list[int]:
         payloads = self._meet(*self._ticket)
         self._send_all()
+        if self._group.look is not None:
+            number, _, what = self._ticket
+            self._group.await_all([work for work in self._works if work is not None])
+            self._meet(number ^ _ALL_THERE, 0, what)
         for bucket, work in enumerate(self._works):
             if work is not None:
                 self._group.wait(work)

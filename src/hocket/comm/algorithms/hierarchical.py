@@ -1,114 +1,186 @@
-"""Means over several hosts with several workers each: shared memory inside a host, Gloo between hosts.
+"""Groups of members that are close to each other, groups of such groups, and so on: few bytes cross the slow links.
 
-The worker that carries a slice first adds up that slice over the slots of its host, in shared memory, and the sum over
-all hosts is published there again: each byte crosses the network once.
+For an all-reduce each member of a group makes the sum of a slice over its group, and then the sum of that slice over
+all groups, with the members that carry the same slice there, who may be groups of groups again. So every byte crosses
+each level once in each direction, over as many links as the smallest group has members. In the other collectives one
+member speaks for its group: the root, or the first one.
 """
 
 from __future__ import annotations
 
-import time
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from hocket import spans
-from hocket.comm.algorithms.memory_reductions import SharedBuffer
-from hocket.comm.algorithms.network_reductions import Lane, NetworkReduction
-from hocket.comm.bucket_layout import Layout, cut
-from hocket.comm.kernels import scaled_sum_into
-from hocket.transport.shared_memory import SharedMemory
-from hocket.transport.waiting import Description
+from hocket.comm.algorithms.collective_algorithm import Bounds, CollectiveAlgorithm, gather, scatter, slices
+from hocket.comm.algorithms.ring import Ring
+from hocket.comm.bucket_layout import cut
+from hocket.transport.point_to_point import Members, PointToPoint
+
+Group = Sequence["int | Group"]
+"""Ranks, or groups of ranks, or groups of such groups …: ``[[0, 1], [2, 3, 4]]``."""
+
+_Same = tuple["int | _Same", ...]  # a group whose members are all as deep as each other
 
 
-class _Slice(NamedTuple):
-    """The slice of a bucket that a worker carries.
+class Hierarchical(CollectiveAlgorithm):
+    """Collectives in groups of groups of members.
 
-    Attributes:
-        whole: Where the sum over the host goes.
-        pieces: The parts of ``whole``: each with the workers' values for it, and by what their sum is multiplied.
+    Args:
+        groups: The groups; each rank is in one of them.
+        within: How the members of each group, and those who speak for the groups, work together.
     """
 
-    whole: torch.Tensor
-    pieces: list[tuple[torch.Tensor, list[torch.Tensor], float]]
+    name = "hierarchical"
 
+    def __init__(self, groups: Group, within: CollectiveAlgorithm | None = None) -> None:
+        self._groups, self._within = _as_deep(groups, _depth(groups)), within or Ring()
+        members = sorted(_members(self._groups))
+        if members != list(range(len(members))):
+            raise ValueError(f"groups {groups}: every rank from 0 on must be in one group, and in no other")
 
-class Hierarchical(NetworkReduction):
-    """The algorithm on a host with several workers; ``results`` are private to each worker, or shared."""
+    def allreduce(self, links: PointToPoint, data: torch.Tensor, operation: str) -> None:
+        self._allreduce(links, self._groups, data, operation)
 
-    def __init__(self, lane: Lane, layout: Layout, memory: SharedMemory, *, private: bool) -> None:
-        super().__init__(lane, layout)
-        carriers = len(self._topology.columns)
-        self._everyone, self._carriers = range(memory.size), range(carriers)
-        buffer = SharedBuffer(memory, self._buckets, "gradients", result=True)
-        self._mine, self._sums = buffer.mine, buffer.results
-        self._slices = [
-            self._slice(bucket, carriers, memory.rank, buffer.slots)
-            for bucket in range(len(self._buckets))
-            if self._group is not None
-        ]
-        self._offered, self._published = memory.counters(), memory.counters()
-        self._base = 0  # what the counters were when this exchange began
-        self._sent = self._done = 0  # buckets that this rank has sent off, and published
-        self.slots = [flat[: b.count] for flat, b in zip(self._mine, self._data, strict=True)]
-        self._shared = [flat[: b.count] for flat, b in zip(self._sums, self._data, strict=True)]
-        self._is_private = private
-        self.results = layout.allocate() if private else self._shared
+    def reduce(self, links: PointToPoint, data: torch.Tensor, operation: str, root: int) -> None:
+        self._reduce(links, self._groups, data, operation, root)
 
-    def _end(self) -> None:
-        self._base += len(self._buckets)
-        self._sent = self._done = 0
+    def broadcast(self, links: PointToPoint, data: torch.Tensor, root: int) -> None:
+        self._broadcast(links, self._groups, data, root)
 
-    def progress(self) -> None:
-        super().progress()
-        if self._group is None:
+    def reduce_scatter(self, links: PointToPoint, data: torch.Tensor, operation: str, bounds: Bounds) -> None:
+        start, end = bounds[links.rank]
+        ordered, places = self._in_order(data, bounds)
+        for rank, (first, last) in places.items():
+            ordered[first:last] = data[slice(*bounds[rank])]
+        self._reduce_scatter(links, self._groups, ordered, operation, places)
+        data[start:end] = ordered[slice(*places[links.rank])]
+
+    def allgather(self, links: PointToPoint, data: torch.Tensor, bounds: Bounds) -> None:
+        start, end = bounds[links.rank]
+        ordered, places = self._in_order(data, bounds)
+        ordered[slice(*places[links.rank])] = data[start:end]
+        self._allgather(links, self._groups, ordered, places)
+        for rank, (first, last) in places.items():
+            data[slice(*bounds[rank])] = ordered[first:last]
+
+    def _in_order(self, data: torch.Tensor, bounds: Bounds) -> tuple[torch.Tensor, dict[int, tuple[int, int]]]:
+        """Memory in which the slices of each group follow each other, and where each member's slice is there."""
+        places, end = {}, 0
+        for rank in _members(self._groups):
+            start, end = end, end + bounds[rank][1] - bounds[rank][0]
+            places[rank] = start, end
+        return data.new_empty(end), places
+
+    def _allreduce(self, links: PointToPoint, groups: _Same, data: torch.Tensor, operation: str) -> None:
+        near = _near(groups)
+        own = _own(near, links.rank)
+        inside = Members(links, own)
+        if len(near) == 1:
+            self._within.allreduce(inside, data, operation)
             return
-        while self._sent < self._next and self._offered.reached(self._base + self._sent + 1, self._everyone):
-            self._reduce(self._sent)
-        while self._done < self._sent and ((work := self._works[self._done]) is None or work.is_completed()):
-            self._publish(self._done, "an exchange of gradients")
+        carriers, count = min(map(len, near)), data.numel()
+        bounds = cut(count, data.dtype, carriers) + [(count, count)] * (len(own) - carriers)
+        self._within.reduce_scatter(inside, data, operation, bounds)
+        if inside.rank < carriers:
+            start, end = bounds[inside.rank]
+            self._allreduce(links, _outer(groups, lambda group: group[inside.rank]), data[start:end], operation)
+        self._within.allgather(inside, data, bounds)
 
-    def _offer(self, bucket: int) -> None:
-        self._offered.advance(self._base + bucket + 1)
+    def _reduce(self, links: PointToPoint, groups: _Same, data: torch.Tensor, operation: str, root: int) -> None:
+        near = _near(groups)
+        own = _own(near, links.rank)
+        speaker = _speaker(own, root)
+        self._within.reduce(Members(links, own), data, operation, own.index(speaker))
+        if links.rank == speaker and len(near) > 1:
+            self._reduce(links, _outer(groups, lambda group: _speaker(group, root)), data, operation, root)
 
-    def _finish(self, bucket: int, what: Description) -> None:
-        count = len(self._buckets)
-        if self._group is not None:
-            while self._sent < count and (
-                self._sent <= bucket or self._offered.reached(self._base + self._sent + 1, self._everyone)
-            ):
-                self._offered.wait(self._base + self._sent + 1, self._everyone, what)
-                self._reduce(self._sent)
-            if self._done <= bucket:
-                self._publish(bucket, what)
-        self._published.wait(self._base + bucket + 1, self._carriers, what)
-        if self._is_private and not self._is_idle(bucket):
-            self.results[bucket].copy_(self._shared[bucket])
+    def _broadcast(self, links: PointToPoint, groups: _Same, data: torch.Tensor, root: int) -> None:
+        near = _near(groups)
+        own = _own(near, links.rank)
+        speaker = _speaker(own, root)
+        if links.rank == speaker and len(near) > 1:
+            self._broadcast(links, _outer(groups, lambda group: _speaker(group, root)), data, root)
+        self._within.broadcast(Members(links, own), data, own.index(speaker))
 
-    def _slice(self, bucket: int, carriers: int, rank: int, slots: list[list[torch.Tensor]]) -> _Slice:
-        shape, data = self._buckets[bucket], self._data[bucket].count
-        start, end = cut(shape.count, shape.dtype, carriers)[rank]
-        ranges = [(start, min(end, data), 1 / self._topology.size), (max(start, data), end, 1.0)]  # data, header
-        return _Slice(
-            self._sums[bucket][start:end],
-            [
-                (self._sums[bucket][a:b], [slot[bucket][a:b] for slot in slots], scale)
-                for a, b, scale in ranges
-                if b > a
-            ],
-        )
-
-    def _reduce(self, bucket: int) -> None:
-        """Add up this rank's slice of ``bucket`` over the host, and send it off."""
-        self._sent += 1
-        if self._is_idle(bucket):
+    def _reduce_scatter(
+        self,
+        links: PointToPoint,
+        groups: _Same,
+        data: torch.Tensor,
+        operation: str,
+        places: dict[int, tuple[int, int]],
+    ) -> None:
+        near = _near(groups)
+        own = _own(near, links.rank)
+        inside, bounds = Members(links, own), [places[rank] for rank in own]
+        if len(near) == 1:
+            self._within.reduce_scatter(inside, data, operation, bounds)
             return
-        begin = time.perf_counter()
-        for out, parts, scale in self._slices[bucket].pieces:
-            scaled_sum_into(out, parts, scale)
-        spans.add(spans.EXCHANGE, f"reduce {self._names[bucket]} on this host", begin, time.perf_counter())
-        self._send(bucket, self._slices[bucket].whole)
+        self._within.reduce(inside, data, operation, 0)
+        if inside.rank == 0:
+            outer = _outer(groups, lambda group: group[0])
+            self._reduce_scatter(links, outer, data, operation, _joined(near, places))
+        scatter(inside, slices(data, bounds), 0)
 
-    def _publish(self, bucket: int, what: Description) -> None:
-        self._await(bucket, what)
-        self._done = bucket + 1
-        self._published.advance(self._base + self._done)
+    def _allgather(
+        self, links: PointToPoint, groups: _Same, data: torch.Tensor, places: dict[int, tuple[int, int]]
+    ) -> None:
+        near = _near(groups)
+        own = _own(near, links.rank)
+        inside, bounds = Members(links, own), [places[rank] for rank in own]
+        if len(near) == 1:
+            self._within.allgather(inside, data, bounds)
+            return
+        gather(inside, slices(data, bounds), 0)
+        if inside.rank == 0:
+            self._allgather(links, _outer(groups, lambda group: group[0]), data, _joined(near, places))
+        self._within.broadcast(inside, data, 0)
+
+
+def _depth(group: Group) -> int:
+    return 1 + max((_depth(each) for each in group if not isinstance(each, int)), default=0)
+
+
+def _as_deep(group: Group, depth: int) -> _Same:
+    """The group with members that are all as deep: a rank beside groups is a group of one."""
+    if depth == 1:
+        return tuple(each for each in group if isinstance(each, int))
+    return tuple(_as_deep([each] if isinstance(each, int) else each, depth - 1) for each in group)
+
+
+def _members(group: _Same) -> Iterator[int]:
+    for each in group:
+        if isinstance(each, int):
+            yield each
+        else:
+            yield from _members(each)
+
+
+def _near(groups: _Same) -> list[list[int]]:
+    """The innermost groups."""
+    inner = [each for each in groups if not isinstance(each, int)]
+    return [group for each in inner for group in _near(each)] if inner else [list(_members(groups))]
+
+
+def _own(near: list[list[int]], rank: int) -> list[int]:
+    return next(group for group in near if rank in group)
+
+
+def _outer(groups: _Same, pick: Callable[[list[int]], int]) -> _Same:
+    """The groups with one member in the place of each innermost group."""
+    found: list[int | _Same] = []
+    for each in groups:
+        assert not isinstance(each, int)
+        is_innermost = isinstance(each[0], int)
+        found.append(pick(list(_members(each))) if is_innermost else _outer(each, pick))
+    return tuple(found)
+
+
+def _speaker(group: list[int], root: int) -> int:
+    return root if root in group else group[0]
+
+
+def _joined(near: list[list[int]], places: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """Where the slices of each innermost group are, by its first member."""
+    return {group[0]: (places[group[0]][0], places[group[-1]][1]) for group in near}

@@ -15,7 +15,7 @@ from hocket.transport.area import Area, aligned
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.waiting import Description, say
 
-DIRECT_BYTES = 1 << 15  # up to so many bytes the direct algorithm is faster for any number of ranks
+ONE_PHASE_BYTES = 1 << 15  # up to so many bytes one phase is faster for any number of ranks
 
 
 class SharedBuffer:
@@ -52,7 +52,7 @@ class SharedBuffer:
         spans.add(spans.EXCHANGE, "reduce this rank's slice of all buckets", begin, time.perf_counter())
 
 
-class Direct(Algorithm):
+class OnePhase(Algorithm):
     """One meeting, then every rank averages all slots by itself: least latency, and least traffic for two ranks.
 
     A rank that is done reading says so. Before it writes its slot again it looks whether all others are done, too: by
@@ -70,13 +70,16 @@ class Direct(Algorithm):
 
     def claim(self) -> None:
         what = "the end of an exchange, which others still read"
-        try:
-            self._read.wait(self._rounds, self._everyone, what)
-        except WorkerLost as loss:
-            if not loss.died:
-                raise
-            gate = self._transport.gate  # that one reads no more, and is missed at the next meeting
-            self._read.wait(self._rounds, [rank for rank in self._everyone if not gate.has_ended(rank)], what)
+        gate, readers = self._transport.gate, list(self._everyone)
+        while True:
+            try:
+                self._read.wait(self._rounds, readers, what)
+                return
+            except WorkerLost as loss:
+                left = [rank for rank in readers if not gate.has_ended(rank)]
+                if not loss.died or left == readers:
+                    raise
+                readers = left  # those that have died read no more, and are missed at the next meeting
 
     def finish(self) -> list[int]:
         payloads = self._transport.meet(*self._ticket)

@@ -1,14 +1,17 @@
 """Means over several hosts, one worker on each, bucket by bucket, while the backward pass goes on.
 
-A bucket whose values are all there is sent off at once, in the order of the buckets, by Gloo's own threads. Nothing of
-this has a thread of its own: what is ready is moved on whenever a gradient arrives, and at the end.
+A bucket whose values are all there is handed over at once, in the order of the buckets. The group decides whether a
+thread of its own sends it meanwhile, or who waits for it. Nothing here has a thread: what is ready is moved on
+whenever a gradient arrives, and at the end.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,12 +22,35 @@ from hocket import spans
 from hocket.comm.bucket_layout import Bucket, Layout
 from hocket.comm.exchange import Algorithm, Ticket
 from hocket.comm.topology import Topology
-from hocket.transport.process_group import ProcessGroup
+from hocket.transport.network_group import NetworkGroup
 from hocket.transport.waiting import Description
 
 _LOOK_AT_ALL, _LOOK_EVERY = 16, 16  # exchanges whose times are taken: the first 16, then one in 16
 _LATE = 0.001  # seconds from which a worker counts as late
 _ENTRY = struct.Struct("<qqI")
+
+
+@dataclass
+class Use:
+    """What all-reduces by one algorithm have taken so far.
+
+    Attributes:
+        times: How many there were.
+        nbytes: Their bytes.
+        seconds: The seconds that they took on this worker, waits for late workers included.
+        predicted: The seconds that were predicted, of those with a prediction.
+        told: How many had one.
+        least: The bytes of the smallest.
+        most: The bytes of the largest.
+    """
+
+    times: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    predicted: float = 0.0
+    told: int = 0
+    least: int = 0
+    most: int = 0
 
 
 @dataclass
@@ -36,12 +62,20 @@ class NetworkTimes:
         under_way: Seconds in which buckets were under way, of the exchanges that were looked at.
         exposed: Seconds of ``under_way`` in which the worker did nothing but wait.
         waited_for: Seconds that the worker waited because a host's slowest worker was not there yet, by host.
+        uses: What sums between hosts have taken, by the name of the algorithm.
+        links: What was measured of the links between hosts, in words.
+        refused: How many strangers and messages were refused between hosts, by why.
+        rates: What each carrier sends to each other one over them, in MB/s; nothing if that would be much to tell.
     """
 
     host: str
     under_way: float = 0.0
     exposed: float = 0.0
     waited_for: dict[str, float] = field(default_factory=dict)
+    uses: dict[str, Use] = field(default_factory=dict)
+    links: str = ""
+    rates: list[list[float]] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
 
     def wait_for(self, host: str, seconds: float) -> None:
         """This worker has waited for ``host``."""
@@ -76,7 +110,7 @@ class Lane:
     """
 
     topology: Topology
-    group: ProcessGroup | None
+    group: NetworkGroup | None
     times: NetworkTimes
     begin: Callable[[], None]
     compare: Callable[[list[int], Description], None]
@@ -117,7 +151,7 @@ class Header:
 
 
 class NetworkReduction(Algorithm):
-    """What ``Flat`` and ``Hierarchical`` have in common: the order of buckets, the header, the times."""
+    """What ``Flat`` and ``HostSlices`` have in common: the order of buckets, the header, the times."""
 
     def __init__(self, lane: Lane, layout: Layout) -> None:
         topology = lane.topology
@@ -200,9 +234,9 @@ class NetworkReduction(Algorithm):
         assert self._group is not None
         if not tensor.numel():
             return  # the same on all ranks of the lane
-        self._works[bucket] = self._group.start_sum(tensor)
-        if self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0 or spans.are_kept():
-            self._sent_at[bucket] = time.perf_counter()
+        is_looked_at = self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0 or spans.are_kept()
+        note = functools.partial(self._note_departure, bucket) if is_looked_at else None
+        self._works[bucket] = self._group.start_sum(tensor, note)
 
     def _await(self, bucket: int, what: Description) -> None:
         """Wait until what was sent of ``bucket`` has been added up."""
@@ -213,10 +247,14 @@ class NetworkReduction(Algorithm):
             self._note_arrivals()
             spans.add(spans.WAIT, f"wait for bucket {bucket + 1}", begin, time.perf_counter())
 
-    def _note_arrivals(self) -> None:
-        """Take the times of buckets that have arrived.
+    def _note_departure(self, bucket: int) -> None:
+        """Take the time at which a bucket goes off; the group's thread may call this."""
+        self._sent_at[bucket] = time.perf_counter()
 
-        Not by a callback of Gloo's: its threads would call Python even when the interpreter has ended, and abort.
+    def _note_arrivals(self) -> None:
+        """Take the times of buckets that have arrived, when somebody looks.
+
+        Not by a callback: threads of Gloo would call Python even when the interpreter has ended, and abort.
         """
         now = time.perf_counter()
         for bucket in list(self._sent_at):

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import socket
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,6 +34,7 @@ from hocket.job.checkpoint.tensor_file import Written
 from hocket.job.packing import Text, join, write
 
 FORMAT = 1
+_SUCCESSION = 20.0  # seconds in which the process of a worker that has left or was lost has to end
 _MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _KEYS = {
@@ -47,10 +49,11 @@ class CheckpointFolder:
     Args:
         folder: The folder of the checkpoints.
         ledger: Is told of temporary folders, so that somebody removes them if this process is killed.
+        job: The mark of the job, whose next worker writes here when this one has left; empty if there is none.
     """
 
-    def __init__(self, folder: Path, ledger: Sink | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, ledger: Sink | None = None, job: str = "") -> None:
+        self.folder, self._job = folder, job
         self._ledger = ledger or NoSink()
         self._lock: int | None = None
         self._keeps = False
@@ -133,21 +136,26 @@ class CheckpointFolder:
         if self._lock is not None:
             return
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
+        deadline = time.monotonic() + _SUCCESSION
+        while self._lock is None:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock = lock
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    os.close(lock)
+                    raise
+                holder, _, job = os.pread(lock, 200, 0).decode(errors="replace").strip().partition("\n")
+                if self._job and job == self._job and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
                 os.close(lock)
-                raise
-            holder = os.read(lock, 200).decode(errors="replace").strip() or "unknown"
-            os.close(lock)
-            raise CheckpointError(
-                f"another job ({holder}) writes checkpoints to {self.folder}: wait for its end, or choose another "
-                "folder"
-            ) from None
-        self._lock = lock
+                raise CheckpointError(
+                    f"another job ({holder or 'unknown'}) writes checkpoints to {self.folder}: wait for its end, or "
+                    "choose another folder"
+                ) from None
         os.ftruncate(lock, 0)
-        os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n{self._job}\n".encode())
         for path in self.folder.glob(".*-step-*"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -50,6 +50,10 @@ class Source(ABC):
         Every rank must call this with the same ``names``; ``wanted`` may differ.
         """
 
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, where this worker has the contents itself."""
+        raise NotImplementedError
+
 
 class Files(Source):
     """The files of a checkpoint that ``checkpoint_folder.find`` has found."""
@@ -65,14 +69,13 @@ class Files(Source):
         return {name: self.read(name) for name in names if name in wanted}
 
     def read(self, name: str) -> torch.Tensor:
-        """Read one tensor from its file."""
         return self._homes[name].read(name)
 
 
 class SentCheckpoint(Source):
-    """A checkpoint that rank 0 reads from ``files`` and sends to all others, which have no files."""
+    """A checkpoint that rank 0 reads from ``files``, or has in memory, and sends to all others, which have nothing."""
 
-    def __init__(self, communicator: Communicator, files: Files | None) -> None:
+    def __init__(self, communicator: Communicator, files: Source | None) -> None:
         self._communicator, self._files = communicator, files
         told = b""
         if files is not None:
@@ -204,14 +207,20 @@ def _say(line: str) -> None:
 
 
 def on_rank_0(communicator: Communicator, work: Callable[[], T]) -> T:
-    """What ``work`` returns on rank 0 (plain data), or its error, on all ranks; collective."""
-    told = b""
-    if communicator.rank == 0:
-        try:
-            told = json.dumps([work(), ""]).encode()
-        except (CheckpointError, OSError) as error:
-            told = json.dumps([None, str(error)]).encode()
-    result, failure = json.loads(communicator.gather_bytes(told)[0])
+    """What ``work`` returns on rank 0 (plain data), or its error, on all ranks; collective.
+
+    If rank 0 is lost before it has told, the next worker is rank 0 and works.
+    """
+    heard = b""
+    while not heard:
+        told = b""
+        if communicator.rank == 0:
+            try:
+                told = json.dumps([work(), ""]).encode()
+            except (CheckpointError, OSError) as error:
+                told = json.dumps([None, str(error)]).encode()
+        heard = communicator.gather_bytes(told)[0]
+    result, failure = json.loads(heard)
     if failure:
         topology = communicator.topology
         raise CheckpointError(failure if len(topology.hosts) == 1 else f"on {topology.name_of(0)}: {failure}")

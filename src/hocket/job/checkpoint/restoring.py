@@ -41,8 +41,8 @@ class Saved:
         if not subjects.is_training:
             return  # only weights are wanted: counts and random numbers stay
         training.metrics = self.metrics()
-        for warmup, state in zip(training.warmups, manifest["warmups"], strict=False):
-            warmup.load_state(state)
+        for scaling, state in zip(training.scalings, manifest["warmups"], strict=False):
+            scaling.load_state(state)
         counts = {"steps": manifest["step"], "batches": manifest["batches"]}  # all that one worker has, who needs none
         states = manifest["strategies"] or [counts] * len(training.strategies)
         for strategy, state in zip(training.strategies, states, strict=False):
@@ -59,7 +59,8 @@ class Saved:
         training.counts.restart(manifest["batches"], manifest["samples"], steps, step, common)
         for name, loader in subjects.loaders.items():
             self._place(name, loader)
-        if worker.client is not None:
+        training.follow_batch()
+        if worker.client is not None and worker.client.is_in:
             for turn in ("rank 0 brings it to the servers", "the others have it from there"):
                 if worker.config.rank == 0 or "others" in turn:
                     for strategy in training.strategies:

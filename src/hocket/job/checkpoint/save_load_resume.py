@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import CheckpointError, HocketError, UsageError
-from hocket.job.checkpoint import checkpoint_folder, reading
+from hocket.job.checkpoint import checkpoint_folder, handover, reading
 from hocket.job.checkpoint.restoring import Saved
 from hocket.job.checkpoint.saver import Saver, Saving
 from hocket.job.checkpoint.snapshot import Subjects
@@ -130,29 +130,44 @@ def resume(
     """
     worker = meeting()
     worker.forgotten.resumes = True
-    config = worker.config
     if extra is not None and not isinstance(extra, dict):
         raise UsageError(f"resume(extra=…) takes a dictionary that is saved and updated, not a {type(extra).__name__}")
     subjects = Subjects(model, optimizer, scheduler, loader, extra, others)
-    position = Position(extra=extra)
-    if config.checkpoint is None:
-        return position
-    folder = Path(config.checkpoint).absolute()
+    position, group = Position(extra=extra), worker.communicator
+    folder = None if worker.config.checkpoint is None else Path(worker.config.checkpoint).absolute()
+    newcomers = handover.prepare(worker, subjects)
+    with group.aside():
+        if newcomers.is_due:
+            position = _place(newcomers.join(), subjects, None)
+            if folder is not None:
+                _saver(worker).adopt(folder)
+        elif folder is not None:
+            position = _find_checkpoint(worker, folder, subjects) or position
+    if extra is not None and position.extra is not extra:
+        extra.update(position.extra or {})
+        position.extra = extra
+    newcomers.offer()
+    position._done = worker.look
+    if folder is not None:
+        automatic = _Automatic(worker, folder, subjects)
+        position._done = automatic.done
+        worker.training.save_at_end = automatic.save_at_end
+        for each in subjects.loaders.values():
+            each.before_next = automatic.between_steps
+    return position
+
+
+def _find_checkpoint(worker: Worker, folder: Path, subjects: Subjects) -> Position | None:
+    """Go on from the newest checkpoint in a folder, if there is one; collective."""
     _saver(worker).open(folder)
     reading.warn_of_others(worker, folder)
-    if reading.on_rank_0(worker.communicator, lambda: bool(checkpoint_folder.committed(folder))):
-        position = _load(worker, folder, subjects)
-        if extra is not None:
-            extra.update(position.extra or {})
-            position.extra = extra
-        if config.rank == 0:
-            topology = worker.communicator.topology
-            host = f" on {topology.name_of(0)}" if len(topology.hosts) > 1 else ""
-            print(f"hocket: going on from {position.path}{host}", file=sys.stderr, flush=True)
-    automatic = _Automatic(worker, folder, subjects)
-    position._done = automatic.between_steps
-    for each in subjects.loaders.values():
-        each.before_next = automatic.between_steps
+    if not reading.on_rank_0(worker.communicator, lambda: bool(checkpoint_folder.committed(folder))):
+        return None
+    position = _load(worker, folder, subjects)
+    if worker.config.rank == 0:
+        topology = worker.communicator.topology
+        host = f" on {topology.name_of(0)}" if len(topology.hosts) > 1 else ""
+        print(f"hocket: going on from {position.path}{host}", file=sys.stderr, flush=True)
     return position
 
 
@@ -177,6 +192,21 @@ class _Automatic:
                     self._said = str(error)
                     print(f"hocket: {error}; training goes on", file=sys.stderr, flush=True)
 
+    def done(self) -> None:
+        """In a script without a loader, the same, and workers may come and go; collective."""
+        self.between_steps()
+        self._worker.look()
+
+    def save_at_end(self) -> None:
+        """Save a checkpoint, and wait until it is written, because all workers leave; collective."""
+        config = self._worker.config
+        try:
+            saving = _saver(self._worker).save(self._folder, self._subjects, config.checkpoint_keep, patient=True)
+            if saving is not None:
+                saving.wait()
+        except CheckpointError as error:
+            print(f"hocket: {error}; nothing is saved at the end", file=sys.stderr, flush=True)
+
 
 def _saver(worker: Worker) -> Saver:
     if worker.training.saver is None:
@@ -185,16 +215,20 @@ def _saver(worker: Worker) -> Saver:
     return worker.training.saver
 
 
+def _place(saved: Saved, subjects: Subjects, path: Path | None) -> Position:
+    """Where a training goes on that was brought to a saved state."""
+    epoch, manifest = saved.epoch(next(iter(subjects.loaders), None)), saved.manifest
+    return Position(epoch, manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), path)
+
+
 def _load(worker: Worker, path: Path, subjects: Subjects) -> Position:
     if worker.training.saver is not None:
         _saver(worker).settle()
     chosen, source = reading.find(worker, path)
-    manifest = source.manifest
     try:
         saved = Saved(source, worker)
         saved.restore(subjects)
-        epoch = saved.epoch(next(iter(subjects.loaders), None))
-        position = Position(epoch, manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), chosen)
+        position = _place(saved, subjects, chosen)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         if isinstance(error, HocketError):
             raise

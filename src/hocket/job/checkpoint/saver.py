@@ -172,14 +172,26 @@ class Saver:
     def open(self, folder: Path) -> None:
         """Make sure, before any checkpoint is due, that checkpoints can be written to ``folder``; collective."""
         folder = folder.resolve()
-        kept = self._folders.setdefault(folder, CheckpointFolder(folder, self._ledger))
+        kept = self._folder(folder)
         on_rank_0(self._worker.communicator, lambda: kept.open(keep=True))
 
+    def adopt(self, folder: Path) -> None:
+        """Write checkpoints to a folder that other workers have opened."""
+        folder = folder.resolve()
+        self._folder(folder)
+
+    def _folder(self, folder: Path) -> CheckpointFolder:
+        job = self._worker.config.job or ""
+        return self._folders.setdefault(folder, CheckpointFolder(folder, self._ledger, job))
+
     def _is_first(self, client: Client) -> bool:
-        """Whether this worker saves for all: rank 0, or if that is lost the next rank on the host of the folder."""
+        """Whether this worker saves for all: rank 0, or the next on the host of the folder that stays."""
         rank = self._worker.config.rank
         home = self._worker.communicator.topology.home
-        return rank == 0 or (rank in home and rank == min(set(home) & set(client.live()), default=-1))
+        if rank == 0:
+            return True
+        there = {rank, *client.live()} - ({*client.wanted()["leaving"]} - {rank})
+        return rank in home and rank == min(set(home) & there)
 
     def settle(self) -> None:
         """Wait until nothing is being written by this rank."""
@@ -203,7 +215,7 @@ class Saver:
     def _begin(self, folder: Path, taken: Snapshot) -> Path:
         """Have rank 0 make the new folder, and tell everyone its path."""
         step = taken.step
-        kept = self._folders.setdefault(folder, CheckpointFolder(folder, self._ledger))
+        kept = self._folder(folder)
         path = on_rank_0(self._worker.together, lambda: str(kept.begin(step, secrets.token_hex(6))))
         if self._worker.together.rank == 0:
             self._worker.sink.put(Happening("checkpoint begun", {"folder": path, "step": step}))

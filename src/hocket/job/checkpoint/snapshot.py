@@ -60,11 +60,18 @@ class Snapshot:
 
 
 class Camera:
-    """Takes snapshots of a job."""
+    """Takes snapshots of a job.
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker, self._packer = worker, Packer()
-        self._writers = worker.together.topology.home
+    Args:
+        worker: The worker.
+        writers: The ranks among which the tensors that all have are divided, of which the first has the script's own
+            ``extra``; by default those of rank 0's host.
+        for_newcomer: Whether the snapshot is for a newcomer of a job with a coordinator, and not for a checkpoint.
+    """
+
+    def __init__(self, worker: Worker, writers: Sequence[int] | None = None, *, for_newcomer: bool = False) -> None:
+        self._worker, self._packer, self._for_newcomer = worker, Packer(), for_newcomer
+        self._writers = worker.together.topology.home if writers is None else writers
         self._aliases: dict[str, str] = {}
         self._names: list[str] = []  # names of all tensors that are the same everywhere
         self._mine: list[str] = []  # names of the tensors that this rank writes
@@ -89,8 +96,13 @@ class Camera:
         worker, training, packer = self._worker, self._worker.training, self._packer
         training.weights.leave_no_trace()
         packer.is_news = False
-        shared = {name: loader.state() for name, loader in subjects.loaders.items() if not loader.is_per_rank}
-        if worker.client is not None:  # after the queue: a batch may be done again, and none is lost
+        shared = {
+            name: loader.newcomers.of(loader.state()) if self._for_newcomer else loader.state()
+            for name, loader in subjects.loaders.items()
+            if not loader.is_per_rank
+        }
+        if worker.client is not None and not self._for_newcomer:
+            # After the queue: a batch may be done again, and none is lost.
             for strategy in training.strategies:
                 strategy.settle(Why.REFRESH)
         common: Tensors = {}
@@ -103,7 +115,7 @@ class Camera:
         loaders = join({name: packer.pack_each(state, name, common) for name, state in shared.items()})
         states = [packer.pack(s.state(), f"strategy.{i}", common) for i, s in enumerate(training.strategies)]
         own: Tensors = {}
-        extra = packer.pack(subjects.extra, "extra", own) if worker.together.rank == 0 else "null"
+        extra = packer.pack(subjects.extra, "extra", own) if worker.together.rank == self._writers[0] else "null"
         packer.is_news |= list(common) != self._names or differing != self._differing  # not the same names as last time
         self._names, self._differing = list(common), differing
         manifest = {
@@ -121,7 +133,7 @@ class Camera:
             "batches": training.counts.batches,
             "samples": training.counts.samples,
             "steps": [counter.steps for counter in training.counts.counters],
-            "warmups": [warmup.state() for warmup in training.warmups],
+            "warmups": [scaling.state() for scaling in training.scalings],
         }
         manifest |= {name: write(value) for name, value in counts.items()}
         if packer.is_news:

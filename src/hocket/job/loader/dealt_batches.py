@@ -5,6 +5,7 @@ Used with parameter servers, gossip and hogwild. A loader whose workers are in s
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from hocket import spans
 from hocket.coordinator.dealer_client import Deal
+from hocket.errors import HocketError
 from hocket.job.loader.passes import BatchSource, Counts, Plan
 from hocket.job.worker import Worker
 from hocket.server.server_client import Client
@@ -28,6 +30,11 @@ class DealtBatches(ABC):
     """
 
     deal: Dealt | None
+
+    @property
+    def queue(self) -> int | None:
+        """The number of the queue that all workers share, if they share one."""
+        return None
 
     @property
     def in_step(self) -> bool:
@@ -70,6 +77,14 @@ class DealtBatches(ABC):
     def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
         """The loop was left, after it had trained or not; what is still due before all settle, which is collective."""
 
+    def place(self) -> list[Any] | None:
+        """How far all workers are in the pass that goes on, as this one knows; None where no newcomer can be told."""
+        return None
+
+    def go_on(self, place: list[Any]) -> None:
+        """Take batches, as a newcomer, of a pass that goes on, and in which another worker has been at ``place``."""
+        raise NotImplementedError
+
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
         """Go on with the batches of a checkpoint; every worker calls this."""
@@ -98,8 +113,14 @@ class QueuedBatches(DealtBatches):
         self._given: dict[BatchAtWork, int] = {}  # batches that the loop has had, and their numbers in the queue
         self._before: int | None = None  # batches of the pass in an earlier run
         self._taken, self._pace = 0, 0.0  # batches that all workers have taken since; rounds, where they are in step
+        self._inherited: list[Any] | None = None  # for the next pass
+        self._own = self._ahead = 0  # batches of the pass that a newcomer has from another worker
         if self.deal is not None:
             self.deal.before_state = self._finish_learned
+
+    @property
+    def queue(self) -> int | None:
+        return None if self.deal is None else self.deal.number
 
     @property
     def in_step(self) -> bool:
@@ -109,8 +130,10 @@ class QueuedBatches(DealtBatches):
     def begin_pass(self, plan: Plan) -> None:
         """A training loop begins; bounds on staleness hold within it."""
         self._worker.training.passes += 1
+        plan.deal = self.deal
         self._passes = self._worker.training.backward.count
-        self._before, self._taken, self._pace = None, 0, 0.0
+        self._before, self._taken, self._pace, self._own = self._inherited or (None, 0, 0.0, 0)
+        self._inherited, self._ahead = None, 0
         strategies = self._worker.training.strategies
         if self.deal is not None:
             self.deal.leases = bool(strategies) and all(strategy.spec.leases for strategy in strategies)
@@ -132,7 +155,9 @@ class QueuedBatches(DealtBatches):
             self._given[batch] = number
             pace, dealt = training.loops.pace, self.deal.pace(number)
             if dealt is not None:
-                pace.own, pace.pace = dealt
+                if self._own:
+                    self._ahead, self._own = self._own + 1 - dealt[0], 0
+                pace.own, pace.pace = dealt[0] + self._ahead, dealt[1]
                 others = round(everyone * (pace.pace - self._pace)) - everyone  # none, as long as nobody is lost
                 self._pace = pace.pace
                 batches = self._before + math.ceil(self._pace - 1e-9)
@@ -193,10 +218,20 @@ class QueuedBatches(DealtBatches):
         return self.deal is not None
 
     def leave(self, plan: Plan, *, has_trained: bool) -> None:
-        self._leave(plan.counts, was_left=True)  # before waiting for others, which may wait for this worker's batches
+        # Before waiting for others, which may wait for this worker's batches. If it has left, it may have said goodbye.
+        with contextlib.suppress(*([HocketError] if self._worker.has_left else [])):
+            self._leave(plan.counts, was_left=True)
+
+    def place(self) -> list[Any] | None:
+        if self.deal is None:
+            return None
+        return [self._before, self._taken, self._pace, self._worker.training.loops.pace.own]
+
+    def go_on(self, place: list[Any]) -> None:
+        self._inherited = place
 
     def restore(self, state: dict[str, Any]) -> None:
-        if self.deal is not None and self._worker.config.rank == 0:
+        if self.deal is not None and self._client.is_starter:
             self.deal.restore(state)
 
     def _leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:

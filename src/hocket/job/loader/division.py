@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from hocket.comm.changing_group import Change
+from hocket.comm.generation import Change
 from hocket.job.loader.passes import Counts, Pass, Plan, Rest, Span
 
 T = TypeVar("T")
@@ -37,10 +37,18 @@ class Lost(NamedTuple):
     Attributes:
         samples: How many samples were lost.
         total: Samples of all workers in these batches, before the loss.
+        last: The samples that lost workers had at work last: epoch and place in its order.
+        parts: How many batches lost workers had at work, or would have had, and that are dealt out again.
+        again: How many samples these had.
+        name: Gives the numbers in the data set of some of ``last``.
     """
 
     samples: int = 0
     total: int = 0
+    last: frozenset[tuple[int, int]] = frozenset()
+    parts: int = 0
+    again: int = 0
+    name: Callable[[Iterable[tuple[int, int]]], list[int]] = lambda _: []
 
 
 class Division:
@@ -111,6 +119,10 @@ class Sampler(Protocol):
         """The workers have changed, and passes from now on are divided among them; returns what is divided at once."""
         ...
 
+    def numbers(self, plan: Plan, places: Sequence[int]) -> list[int]:
+        """The numbers in the data set of the samples at some places in the order of a pass, where they are numbers."""
+        ...
+
 
 class DividedPasses:
     """The passes of one loader, as far as they are divided among workers that may change.
@@ -165,6 +177,8 @@ class DividedPasses:
         sampler, now = self._sampler, self._find()
         assert sampler is not None
         before, whole = sampler.place, sampler.regroup(change.rank, change.size)
+        if change.is_new:
+            return Lost()  # this worker's passes begin divided among those that there are now
         told = [told for said in change.said if (told := said["given"].get(str(self.number))) is not None]
         since: dict[int, int] = {}
         for epoch, given in told:
@@ -211,17 +225,27 @@ class DividedPasses:
     def _lose(self, now: Pass, members: Sequence[int]) -> tuple[list[Span], Lost]:
         """Take what lost workers have out of the open batches."""
         places: list[Span] = []
-        total = samples = 0
+        total = samples = parts = 0
+        last: frozenset[tuple[int, int]] = frozenset()
         for plan, number, batch in self._open:
             before = sum(map(_count, batch.values()))
-            gone = [span for member in members for span in batch.pop(member, ())]
-            places += gone
+            taken = [spans for member in members if (spans := batch.pop(member, ()))]
+            gone = [span for spans in taken for span in spans]
+            places, parts = places + gone, parts + len(taken)
+            if gone:
+                last = frozenset((plan.epoch, place) for first, stop in gone for place in range(first, stop or first))
             plan.short[number] = plan.short.get(number, 0) + _count(gone)
             is_given = number <= plan.given if plan is now.plan else all(plan is not each for _, each in self._ahead)
             now.samples -= _count(gone) if is_given else 0
             if any(plan is of and number == begun for _, of, begun in self._begun):
                 total, samples = total + before, samples + _count(gone)
-        return places, Lost(samples, total)
+        return places, Lost(samples, total, last, parts, _count(places), self._name)
+
+    def _name(self, samples: Iterable[tuple[int, int]]) -> list[int]:
+        now = self._find()
+        assert now is not None and self._sampler is not None
+        places = sorted(place for epoch, place in samples if epoch == now.plan.epoch)
+        return self._sampler.numbers(now.plan, places)
 
     def turn(self) -> None:
         """Go on with the new division, if this worker has all batches that any worker was given of the old one."""

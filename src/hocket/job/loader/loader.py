@@ -14,15 +14,17 @@ from hocket.comm.alone import AloneCommunicator
 from hocket.errors import UsageError
 from hocket.job import randomness
 from hocket.job.batch_weights import weigh_share
-from hocket.job.loader import original_loader, sharding
+from hocket.job.loader import global_batch, original_loader, sharding
 from hocket.job.loader.dealt_batches import Dealt, DealtBatches, QueuedBatches
 from hocket.job.loader.division import DividedPasses
+from hocket.job.loader.newcomer_place import NewcomerPlace
 from hocket.job.loader.passes import Counts, Pass, Plan, Rest, Start
 from hocket.job.loader.sharded_stream import ShardedStream, as_it_is, level
-from hocket.job.loader.sharding import SeededDataset, ShardedIndices, is_of_torch
+from hocket.job.loader.sharding import SeededDataset, ShardedIndices
 from hocket.job.loader.timed_rounds import RoundDeal, TimedRounds, timed
-from hocket.job.randomness import OwnRandom, RandomState, SharedRandom
-from hocket.job.training_loop import Batch, Loop, on_purpose
+from hocket.job.loop_exit import on_purpose
+from hocket.job.randomness import RandomState, SharedRandom
+from hocket.job.training_loop import Batch, Loop
 from hocket.job.worker import Worker
 from hocket.strategies.base import BatchAtWork
 
@@ -43,6 +45,7 @@ class Loader:
         weight: How much the last batch counts, relative to those of other ranks; 0 if it is a repeated one.
         epoch: How many passes have begun.
         before_next: Called when a training loop asks for the next batch, and so is done with the last one.
+        newcomers: What newcomers are told, where workers meet at the coordinator.
     """
 
     def __init__(self, worker: Worker, original: DataLoader[Any], *, local: bool, training: bool | None) -> None:
@@ -55,8 +58,7 @@ class Loader:
         self._group = AloneCommunicator() if local else worker.communicator  # among whom the data is divided
         self._generators = original_loader.find_generators(original)
         if self._group.size > 1:
-            original_loader.check_same_data(worker.communicator, original)
-            original_loader.share_generators(worker.communicator, self._generators)
+            original_loader.agree(worker.communicator, original, self._generators)
         # PyTorch draws the seeds of data-loader processes from it; these must differ between ranks.
         self._generator = torch.Generator() if original.generator is not None else None
         self._training.loaders += 1
@@ -65,11 +67,15 @@ class Loader:
         self._dealt: DealtBatches | None = None
         if worker.client is not None:
             self._dealt = QueuedBatches(worker, worker.client, original, queued=self._shares, local=local)
+        self.newcomers = NewcomerPlace(self._dealt, training, lambda: self._pass, self._training.counts.tally)
+        self._batch = global_batch.choose(worker, original.batch_size, self._group, shares=self._shares)
+        if training is not False and not local:
+            self._training.global_batches.append(self._batch)
         self._stream: ShardedStream | None = None
         self._sampler: ShardedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
         local_to = worker.communicator if local else None
-        self._length = original_loader.count_batches(original, self._sampler, self._group.size, local_to)
+        self._at_first = original_loader.count_batches(original, self._sampler, self._batch.whole, local_to)
         self._divided = False  # whether the data set divides itself among the ranks
         self._pass: Pass | None = None  # the pass that is going on
         self._latest: Pass | None = None  # the last pass in training
@@ -91,15 +97,15 @@ class Loader:
             return self._iterate(aside, self._open(aside), training=False)
         self._take_back_a_glance()
         self._find_rounds()
+        global_batch.begin(self._worker, self._batch, self.original, local=self.local, uneven=self._is_uneven)
         now = Pass(self.epoch + 1)
         if self._resumed is not None:
-            now, self._resumed = Pass.resume(self._resumed, self._ranks), None
+            now, self._resumed = Pass.resume(self._resumed, self._whole), None
             self._inner._iterator = None  # persistent processes would go on with old indices
         now.passes = self._training.counts.tally.progress()
         self.epoch = now.plan.epoch
         if self._dealt is not None:
             self._dealt.begin_pass(now.plan)
-        now.plan.deal = self._deal
         if self._sampler is not None and not self._sampler.is_alone:
             now.plan.random = SharedRandom(RandomState.from_seed(randomness.mix(self._own_seed(), self.epoch, 2)))
         self._divided_passes.begin_pass(now)
@@ -116,9 +122,17 @@ class Loader:
         return self._dealt is not None and self._dealt.in_step
 
     @property
-    def _ranks(self) -> int:
-        """How many workers' batches are counted as one."""
-        return 1 if self._deal is not None and not self._is_in_step else self._group.size
+    def _is_uneven(self) -> bool:  # each worker takes its next batch, of the script's size, as it gets ready
+        return self._deal is not None and not self._is_in_step
+
+    @property
+    def _whole(self) -> int:  # of what is counted as one batch
+        return self._batch.part or 1 if self._is_uneven else self._batch.whole
+
+    @property
+    def _length(self) -> int | None:  # batches of a pass
+        is_divided = self._sampler is not None and not self.local
+        return original_loader.count_batches(self.original, self._sampler, 0, None) if is_divided else self._at_first
 
     def _find_rounds(self) -> None:
         if self._dealt is None and self._worker.config.size > 1 and timed(self._worker):
@@ -126,8 +140,7 @@ class Loader:
             self._dealt = TimedRounds(self._worker, deal, lambda: self.before_next and self.before_next())
 
     def _open(self, now: Pass) -> Iterator[Any]:
-        quiet, self._quiet = now.plan.is_resumed or self._quiet, False
-        random = RandomState.capture()
+        quiet, self._quiet, random = now.plan.is_resumed or self._quiet, False, RandomState.capture()
         if not quiet:
             original_loader.seed_processes(self.original, self._inner, self._generator, self._worker.config.rank)
         if self._stream is not None:
@@ -157,9 +170,9 @@ class Loader:
                 self._training.keep_random(glance.random)
 
     def __len__(self) -> int:
-        if self._length is None:
+        if (length := self._length) is None:
             raise TypeError(f"{type(self.original.dataset).__name__} has no length, so its loader has none either")
-        return self._length
+        return length
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":
@@ -175,8 +188,7 @@ class Loader:
     def pass_samples(self) -> int | None:
         """Samples of a pass over the data, of all ranks; None where nobody can know."""
         divides = self._sampler is not None and not self.is_per_rank
-        ranks = self._ranks if self._dealt is not None or self._sampler is None else self._sampler.parts
-        return original_loader.count_samples(self.original, ranks) if divides else None
+        return original_loader.count_samples(self.original, self._whole) if divides else None
 
     def state(self) -> dict[str, Any]:
         """Where this loader is, as plain data with tensors."""
@@ -192,7 +204,8 @@ class Loader:
             rest = self._sampler.rest(now.plan, self._deal.state())
         return {
             "rest": [list(span) for span in rest.spans],
-            "ranks": self._ranks,
+            "whole": self._whole,
+            "part": self._batch.part,
             "open": now is not None,
             "epoch": self.epoch if now is not None else self.epoch + 1,
             "batches": batches,
@@ -218,11 +231,11 @@ class Loader:
             self._sampler.seed = self._own_seed()
         self.epoch = state["epoch"] - 1
         self._find_rounds()
-        self._resumed = state if state["open"] else None
-        self._latest, self._quiet = None, state["persists"]
-        if self._dealt is not None:
-            epoch = self.epoch + 1 if state["open"] else self.epoch
-            self._dealt.restore({"epoch": epoch, "next": 0, "again": []})  # numbers of the batches that are left
+        if self._shares and not self._is_uneven:
+            global_batch.say(self._worker, self._batch.adopt(state, self._group))
+        self._resumed, self._latest, self._quiet = state if state["open"] else None, None, state["persists"]
+        if self._dealt is not None and not self.newcomers.go_on(state):
+            self._dealt.restore({"epoch": self.epoch + bool(state["open"]), "next": 0, "again": []})
         if self._sampler is not None and not state["open"]:
             self._sampler.restore(Start.from_data(state["start"]))
 
@@ -232,8 +245,7 @@ class Loader:
         if training:
             worker.teller.tell_beginning(self.pass_samples)
         items = self._read(now, now.plan, inner, loop)
-        levels = worker.config.size > 1 and self._dealt is None
-        if training and levels and (self.local or self._stream is not None):
+        if training and worker.config.size > 1 and self._dealt is None and (self.local or self._stream is not None):
             items = level(worker.communicator, items, lambda: self.is_per_rank)
         if training and now.plan.is_resumed:
             now.random = self._training.restore_random()  # undoes all draws since the resumption
@@ -247,7 +259,7 @@ class Loader:
                 if loop is not None and not ahead:
                     self._training.loops.ask(loop)
                     self._end_step()
-                    worker.communicator.look()
+                    worker.look()
                 item, following = (following, next(items, None)) if ahead else (next(items, None), None)
                 if item is None:
                     break
@@ -264,9 +276,9 @@ class Loader:
                 yield batch
             if loop is not None and not (ahead and now.batches):
                 self._training.loops.end(loop, functools.partial(self._finish, now, loop))
-        except GeneratorExit:  # the last batch may still be at work, as in next(iter(loader)), or an error came
+        except (GeneratorExit, SystemExit):  # as in next(iter(loader)): the last batch may be at work; or an error came
             now.was_left = True
-            if loop is not None and not worker.has_left:
+            if loop is not None:
                 self._leave(now, loop, on_purpose=on_purpose(sys._getframe().f_back))
             raise
         finally:
@@ -278,26 +290,25 @@ class Loader:
         now.loop, loop.between, loop.pause = loop, self._end_step, None if self._dealt is None else self._dealt.pause
         agrees = self._dealt is not None or self._group.changes
         agrees |= self._worker.config.size > 1 and (self.local or self._stream is not None)
-        if loop.in_thread and agrees:
-            raise UsageError(
-                "a loader was iterated in a thread of the script, where ranks cannot agree on batches, as this data or "
-                "strategy needs: iterate it in the main thread, and let DataLoader(num_workers=…) read ahead"
-            )
+        loop.check_thread(agrees=agrees)
 
     def _finish(self, now: Pass, loop: Loop) -> None:
         """The script has trained on all batches of a pass; collective."""
         if self._dealt is not None and self._dealt.finish(now.plan):
             self._training.counts.samples += now.complete(self.pass_samples)
-        self._training.loops.finish(loop, alone=self._worker.client is not None)
+        if self._dealt is None:
+            self._worker.teller.tell_pass(self._divided_passes.number, now, self.pass_samples)
+        self._training.loops.finish(loop, alone=self._worker.client is not None or self._group.changes)
         self._worker.teller.tell_again()  # now that the last step of the pass is done
         self._training.end_loop(self)
         if self._pass is now:
             self._pass = None
 
     def _leave(self, now: Pass, loop: Loop, *, on_purpose: bool) -> None:
-        """A training loop was left before its end."""
         has_trained = bool(now.batches) and self._training.counts.tally.progress() > now.passes
         later = None if self._dealt is None else self._dealt.leave(now.plan, has_trained=has_trained)
+        if self._worker.has_left:
+            return
         self._training.leave_loop(self)
         self._worker.teller.tell_again()
         if has_trained:
@@ -319,17 +330,17 @@ class Loader:
         if self._dealt is not None:
             if is_first:
                 now.batches, now.samples = self._dealt.begin_step(counts, now.batches, now.samples)
-            total = sharding.total(self.original) if self._deal is not None and self._ranks == 1 else total
+            total = sharding.total(self.original) if self._is_uneven else total
         else:
-            mean = self.pass_samples / self._length if self.pass_samples and self._length else None
+            mean = self.pass_samples / total if self.pass_samples and total else None
             self._training.begin_batch(BatchAtWork(everywhere, mean), again=not is_first)
         self.weight = 1.0
         if divides:
             if now.plan.first is not None and self._group.size > 1:
                 original_loader.check_same_order(worker.communicator, now.plan.first)
                 now.plan.first = None
-            share = worker.config.size if self.is_per_rank else self._group.size
-            self.weight = weigh_share(counts.here, everywhere, share)
+            size = worker.config.size if self.is_per_rank else self._group.size
+            self.weight = weigh_share(counts.here, everywhere, size)
         self._training.weights.weigh(self, self.weight)
         if is_first:
             worker.teller.tell(now.plan.epoch, now.batches, total, now.samples)
@@ -374,27 +385,16 @@ class Loader:
         return randomness.mix(self._seed, self._worker.config.rank) if self.local else self._seed
 
     def _make_indexed(self) -> DataLoader[Any]:
-        original, config = self.original, self._worker.config
-        ready_made = original.batch_size is None  # one sample at a time, or a batch sampler of the user's own
-        source = original.sampler if original.batch_sampler is None or not ready_made else original.batch_sampler
-        # Alone, PyTorch's samplers draw from the process's own numbers, as in a plain script. What another one draws in
-        # the middle of an epoch could not be found again after a resumption.
-        alone = (self.local or config.size == 1) and is_of_torch(source) and self._deal is None
-        random = OwnRandom() if alone else SharedRandom(RandomState.from_seed(self._own_seed()))
-        seed, rank, size = self._own_seed() if original.num_workers else None, self._group.rank, self._group.size
-        self._sampler = ShardedIndices(
-            source, original.batch_size, original.drop_last, rank, size, random, self._generators, seed
-        )
+        original, group, seed = self.original, self._group, self._own_seed()
+        alone = (self.local or self._worker.config.size == 1) and self._deal is None
+        self._sampler = sharding.divide(original, self._batch, group, self._generators, seed, alone=alone)
         batched = original.batch_sampler is not None
-        return self._make(
-            SeededDataset(original.dataset) if original.num_workers else original.dataset,
-            collate_fn=original.collate_fn,
-            **({"batch_sampler": self._sampler} if batched else {"sampler": self._sampler, "batch_size": None}),
-        )
+        dataset = SeededDataset(original.dataset) if original.num_workers else original.dataset
+        how: dict[str, Any] = {"collate_fn": original.collate_fn, "generator": self._generator}
+        how |= {"batch_sampler": self._sampler} if batched else {"sampler": self._sampler, "batch_size": None}
+        return original_loader.remake(original, dataset, **how)
 
     def _make_stream(self) -> DataLoader[Any]:
         self._stream = ShardedStream(self.original, self._group.rank, self._group.size, self._own_seed())
-        return self._make(self._stream, batch_size=None, collate_fn=as_it_is)
-
-    def _make(self, dataset: Any, **options: Any) -> DataLoader[Any]:
-        return original_loader.remake(self.original, dataset, generator=self._generator, **options)
+        how = {"batch_size": None, "collate_fn": as_it_is, "generator": self._generator}
+        return original_loader.remake(self.original, self._stream, **how)

@@ -35,15 +35,14 @@ def check(loader: DataLoader[Any]) -> None:
 
 
 def check_divisible(loader: DataLoader[Any], group: Communicator, *, local: bool, training: bool | None) -> None:
-    """Raise if the workers of ``group`` may change, and ``loader`` cannot be divided anew among others."""
+    """Have the workers of ``group`` stay as they are if ``loader`` cannot be divided anew among others."""
     is_stream = isinstance(loader.dataset, IterableDataset)
     source = loader.batch_sampler if loader.batch_size is None and loader.batch_sampler is not None else loader.sampler
     is_fixed = training is not False and (local or not isinstance(source, Sized))
     if group.changes and ((is_stream and not local) or is_fixed):
-        raise UsageError(
-            "--on-loss continue, and this loader is over a stream, over data of each worker's own, or has a sampler "
-            "without a length: nobody could take the place of a lost worker; use a data set with indices, or leave out "
-            "--on-loss"
+        group.stay(
+            "a loader is over a stream, over data of each worker's own, or has a sampler without a length, so nobody "
+            "could take the place of a lost worker: use a data set with indices"
         )
 
 
@@ -60,21 +59,21 @@ def remake(loader: DataLoader[Any], dataset: Any, **options: Any) -> DataLoader[
     return DataLoader(dataset, num_workers=loader.num_workers, pin_memory=loader.pin_memory, **options)
 
 
-def count_samples(loader: DataLoader[Any], size: int) -> int | None:
-    """How many samples one pass of ``size`` workers over the loader's data has, if its sampler tells."""
-    indices, batch = getattr(loader, "sampler", None), loader.batch_size
-    if not isinstance(indices, Sized) or batch is None:
+def count_samples(loader: DataLoader[Any], whole: int) -> int | None:
+    """How many samples a pass over the loader's data has, ``whole`` at a time, if its sampler tells."""
+    indices = getattr(loader, "sampler", None)
+    if not isinstance(indices, Sized) or loader.batch_size is None:
         return None
-    return len(indices) // (batch * size) * batch * size if loader.drop_last else len(indices)
+    return len(indices) // whole * whole if loader.drop_last else len(indices)
 
 
-def count_batches(loader: DataLoader[Any], indices: Any, size: int, local_to: Communicator | None) -> int | None:
+def count_batches(loader: DataLoader[Any], indices: Any, whole: int, local_to: Communicator | None) -> int | None:
     """How many batches one pass over the loader's data has: as many as ``indices``, if given; None if unknown.
 
     Args:
         loader: The loader of the script.
         indices: The indices of this rank; None for a stream.
-        size: How many workers divide a batch.
+        whole: How many samples all workers together take at once.
         local_to: The communicator, if each worker has data of its own: then the most of any worker; collective.
     """
     length: int | None = None
@@ -82,7 +81,7 @@ def count_batches(loader: DataLoader[Any], indices: Any, size: int, local_to: Co
         if indices is not None:
             length = len(indices)
         elif isinstance(loader.dataset, Sized):
-            length = batches(len(loader.dataset), size * (loader.batch_size or 1), loader.drop_last)
+            length = batches(len(loader.dataset), whole, loader.drop_last)
     except TypeError:
         pass
     if local_to is None:
@@ -113,8 +112,9 @@ def seed_processes(
         generator.manual_seed(base + rank)
 
 
-def share_generators(communicator: Communicator, generators: list[torch.Generator]) -> None:
-    """Give ``generators`` the states that they have on rank 0; collective."""
+def agree(communicator: Communicator, loader: DataLoader[Any], generators: list[torch.Generator]) -> None:
+    """Give ``generators`` the states that they have on rank 0; raise if data sets seem to differ. Collective."""
+    check_same_data(communicator, loader)
     for generator in generators:
         state = generator.get_state()
         communicator.broadcast(state, 0)

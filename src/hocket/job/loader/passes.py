@@ -155,8 +155,8 @@ class Pass:
         self.random: RandomState | None = None
 
     @classmethod
-    def resume(cls, state: dict[str, Any], ranks: int) -> Pass:
-        """The rest of the pass in which ``Loader.state`` was taken; batches of ``ranks`` workers are counted as one."""
+    def resume(cls, state: dict[str, Any], whole: int) -> Pass:
+        """The rest of the pass in which ``Loader.state`` was taken; ``whole`` samples are counted as one batch."""
         self = cls(state["epoch"])
         if state["start"] is None:  # a stream
             self.plan.taken = self.taken = state["taken"]
@@ -164,7 +164,8 @@ class Pass:
             self.plan.start = Start.from_data(state["start"])
             self.plan.rest = Rest([(start, stop) for start, stop in state["rest"]])
         self.plan.is_resumed = True
-        self.batches, self.samples = state["batches"] * state["ranks"] // ranks, state["samples"]
+        self.plan.has_begun = state.get("goes on", False)  # on other workers, which compare nothing any more
+        self.batches, self.samples = state["batches"] * state["whole"] // whole, state["samples"]
         self.is_divided, self.origin = state["divided"], state
         self._origin = self.place
         return self

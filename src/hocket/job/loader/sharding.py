@@ -16,14 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from hocket.errors import WorkerLost
-from hocket.job.loader.division import Division, Place, least, share
+from hocket.comm.communicator import Communicator
+from hocket.job.loader.division import Division, Place, share
+from hocket.job.loader.global_batch import GlobalBatch
 from hocket.job.loader.passes import BatchSource, Counts, Plan, Rest, Start
-from hocket.job.randomness import OwnRandom, SharedRandom, mix, reseed
+from hocket.job.notice import outlive_a_signal
+from hocket.job.randomness import OwnRandom, RandomState, SharedRandom, mix, reseed
 
 T = TypeVar("T")
 
-MOST_TIMES = 4  # how many times its batch a worker may get when others are gone
 AHEAD = 64  # steps for which indices are read ahead
 
 
@@ -56,7 +57,11 @@ class SeededDataset(Dataset[Any]):
 
 
 def show_own_dataset(worker: int, *, init: Any = None) -> None:
-    """In a data-loader process: show the user's own data set to code that asks ``get_worker_info()`` for it."""
+    """In a data-loader process: show the user's own data set to code that asks ``get_worker_info()`` for it.
+
+    A notice to all processes of a job is for the worker, which may still need this process for its batch.
+    """
+    outlive_a_signal()
     info = get_worker_info()
     assert info is not None
     object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]
@@ -74,7 +79,8 @@ class ShardedIndices(Sampler[Any]):
     """The batches (lists of indices, or what a batch sampler yields) of one rank.
 
     Args:
-        source: Yields indices, of which ``batch_size`` make a batch, or ready batches if that is None.
+        source: Yields indices, or ready batches.
+        batch: How many of them all workers together take at once.
         random: What the source draws from.
         generators: Generators that the source draws from, too.
         seed: The seed of the random numbers in data-loader processes, if there are any.
@@ -83,7 +89,7 @@ class ShardedIndices(Sampler[Any]):
     def __init__(
         self,
         source: Iterable[Any],
-        batch_size: int | None,
+        batch: GlobalBatch,
         drop_last: bool,
         rank: int,
         size: int,
@@ -91,8 +97,8 @@ class ShardedIndices(Sampler[Any]):
         generators: Sequence[torch.Generator] = (),
         seed: int | None = None,
     ) -> None:
-        self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
-        self._rank, self._size, self._whole = rank, size, size * (batch_size or 1)
+        self._source, self._batch, self._drop_last = source, batch, drop_last
+        self._rank, self._size = rank, size
         self._random, self._generators, self.seed = random, generators, seed
         self.plan = Plan(0)
         """The plan of the pass that the next iterator makes."""
@@ -146,15 +152,15 @@ class ShardedIndices(Sampler[Any]):
 
         ``first`` is how many samples come before the batch, of those that were left.
         """
-        mine = share(batch, rank, size, least(self._batch_size))
+        mine = share(batch, rank, size, self._batch.least)
         indices: Any
-        if self._batch_size is None:
+        if self._batch.part is None:
             sizes = [samples(item) for item in batch]
             plan.counts.append(Counts(sizes[rank] if mine else 0, sum(sizes), taken))
             indices = mine[0] if mine else batch[0]
         else:
             plan.counts.append(Counts(len(mine), len(batch), taken))
-            indices = list(mine) or batch[: least(self._batch_size)]
+            indices = list(mine) or batch[: self._batch.least]
         if self.seed is None:
             return indices
         return SeededIndices(indices, mix(self.seed, plan.epoch, plan.rest.place(first), rank))
@@ -184,36 +190,38 @@ class ShardedIndices(Sampler[Any]):
         """How the batches of a pass are divided among ``members``, now and until ``regroup``."""
         left = self._left(plan)
         assert left is not None
-        return Division(plan, members, plan.whole, left, least(self._batch_size))
+        return Division(plan, members, plan.whole, left, self._batch.least)
+
+    def numbers(self, plan: Plan, places: Sequence[int]) -> list[int]:
+        """The numbers in the data set of the samples at some places in the order of a pass, where they are numbers."""
+        if plan.start is None or plan.start.random is None or not is_of_torch(self._source):
+            return []
+        states = [generator.get_state() for generator in self._generators]
+        for generator, state in zip(self._generators, plan.start.generators, strict=False):
+            generator.set_state(state)
+        with SharedRandom(plan.start.random):
+            order = list(self._source)
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+        return sorted(order[place] for place in places if isinstance(order[place], int))
 
     @property
     def place(self) -> Place:
         """How passes that begin now are divided."""
-        return self._rank, self._size, self._whole
-
-    @property
-    def parts(self) -> int:
-        """How many batches of the script's size make a global batch."""
-        return self._whole // (self._batch_size or 1)
+        return self._rank, self._size, self._batch.whole
 
     def regroup(self, rank: int, size: int) -> int:
-        """The workers have changed, and passes from now on are divided among them. The global batch stays as it is.
+        """The workers have changed, and passes from now on are divided among them.
 
         Returns:
             How many items are divided at once.
 
         Raises:
-            WorkerLost: each worker would have much more to hold in memory than the script was written for.
+            WorkerLost: each worker would have much more to hold in memory than at the start.
         """
         self._rank, self._size = rank, size
-        if self._batch_size is None:  # batches that the script itself has made, one for each worker
-            self._whole = size
-        elif -(-self._whole // size) > MOST_TIMES * self._batch_size:
-            raise WorkerLost(
-                f"{size} of the workers are left, and each would have more than {MOST_TIMES} times its batch of "
-                f"{self._batch_size} samples: start the job again with fewer workers, or smaller batches"
-            )
-        return self._whole
+        self._batch.regroup(size)
+        return self._batch.whole
 
     def begin(self) -> Start:
         """How a pass would begin now."""
@@ -253,7 +261,7 @@ class ShardedIndices(Sampler[Any]):
             which, rank = divmod(number, each)
             start = which * whole
             end = start + whole if left is None else min(start + whole, left)
-            mine = share(range(start, end), rank, each, least(self._batch_size))
+            mine = share(range(start, end), rank, each, self._batch.least)
             return (mine[0], mine[-1] + 1) if mine else (start, start)
 
         next_one = state["next"]
@@ -263,8 +271,7 @@ class ShardedIndices(Sampler[Any]):
 
     def _units(self, plan: Plan) -> tuple[int, int]:
         """How many numbers stand for the samples that are divided at once, and how many samples these are."""
-        each = self._size if plan.in_step else 1
-        return each, each * (self._batch_size or 1)
+        return (self._size, self._batch.whole) if plan.in_step else (1, self._batch.part or 1)
 
     def _left(self, plan: Plan) -> int | None:
         try:
@@ -273,7 +280,28 @@ class ShardedIndices(Sampler[Any]):
             return None
 
     def __len__(self) -> int:
-        return batches(len(self._source), self._whole, self._drop_last)  # type: ignore[arg-type]
+        return batches(len(self._source), self._batch.whole, self._drop_last)  # type: ignore[arg-type]
+
+
+def divide(
+    original: DataLoader[Any],
+    batch: GlobalBatch,
+    group: Communicator,
+    generators: Sequence[torch.Generator],
+    seed: int,
+    *,
+    alone: bool,
+) -> ShardedIndices:
+    """The batches of one worker of ``group``, of a loader over a data set with indices.
+
+    Where the worker is ``alone`` with the data, PyTorch's samplers draw from the process's own numbers, as in a plain
+    script. What another one draws in the middle of an epoch could not be found again after a resumption.
+    """
+    ready_made = original.batch_size is None  # one sample at a time, or a batch sampler of the user's own
+    source = original.sampler if original.batch_sampler is None or not ready_made else original.batch_sampler
+    random = OwnRandom() if alone and is_of_torch(source) else SharedRandom(RandomState.from_seed(seed))
+    own = seed if original.num_workers else None
+    return ShardedIndices(source, batch, original.drop_last, group.rank, group.size, random, generators, own)
 
 
 def samples(batch: Any) -> int:

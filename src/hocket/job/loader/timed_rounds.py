@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -37,8 +37,10 @@ class RoundDeal:
         self._held: list[list[int]] = [[] for _ in range(size)]  # batches taken and not done yet, by rank
         self._begin_round([1] * size)
 
-    def _begin_round(self, shares: list[int]) -> None:
+    def _begin_round(self, shares: list[int], out: Collection[int] = ()) -> None:
+        """Deal from now on by ``shares``, and nothing to ranks that are ``out`` of the loop."""
         self._shares, self._credit = shares, [0] * self._size
+        self._parts = [0 if rank in out else share for rank, share in enumerate(shares)]
         self._order: list[list[int]] = [[] for _ in range(self._size)]  # batches dealt to each rank so far
         self._ahead, self._left = self._next, deque(self._again)
         self.drawn = 0
@@ -72,9 +74,9 @@ class RoundDeal:
             number, self._ahead = self._ahead, self._ahead + 1
         else:
             return False
-        self._credit = [credit + share for credit, share in zip(self._credit, self._shares, strict=True)]
+        self._credit = [credit + part for credit, part in zip(self._credit, self._parts, strict=True)]
         taker = max(range(self._size), key=lambda rank: (self._credit[rank], -rank))
-        self._credit[taker] -= sum(self._shares)
+        self._credit[taker] -= sum(self._parts)
         self._order[taker].append(number)
         return True
 
@@ -97,7 +99,7 @@ class RoundDeal:
         self._next, self._again = self._ahead, deque(sorted(again))
         while self._again and self._again[-1] == self._next - 1:  # how far anybody looked ahead makes no difference
             self._next = self._again.pop()
-        self._begin_round(shares)
+        self._begin_round(shares, [rank for rank, (_, _, is_out) in enumerate(rows) if is_out])
         nothing_left = not self._again and self._next >= self.total
         return all(is_out or (nothing_left and not held) for _, held, is_out in rows)
 
@@ -141,7 +143,7 @@ class TimedRounds(DealtBatches):
     def begin_pass(self, plan: Plan) -> None:
         """A training loop begins."""
         self._begun, self._over = self._communicator.now(), False
-        self._plan = plan
+        self._plan, plan.deal = plan, self.deal
         self._origin = self.deal.state() if self.deal is not None else {}
         self._batches = self._samples = self._everyone = 0
 
@@ -157,7 +159,8 @@ class TimedRounds(DealtBatches):
     def end_step(self) -> None:
         """A batch is done: end the round, if its time is over; collective then."""
         if not self._over and self._batches and self._communicator.now() - self._begun >= self._strategies[0].seconds:
-            self._end_round(is_out=False)
+            # A script that asks ahead of time trains on, also if no batches are left.
+            self._end_round(is_out=False, is_done=self._worker.training.loops.is_between)
 
     def await_more(self) -> bool:
         """Whether there is another batch for this worker; it takes part in rounds until then, or until all are done."""
@@ -169,6 +172,7 @@ class TimedRounds(DealtBatches):
         return False
 
     def finish(self, plan: Plan) -> bool:
+        self._take_part()  # a script that asks ahead of time has trained on its last batches only now
         return False  # the rounds have told how many samples there were
 
     def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
@@ -192,14 +196,20 @@ class TimedRounds(DealtBatches):
         """Batches of an epoch for each worker, on the average."""
         return self.deal.total / self._communicator.size if self.deal is not None else math.inf
 
-    def _end_round(self, *, is_out: bool) -> None:
+    def _end_round(self, *, is_out: bool, is_done: bool = True) -> None:
+        """Average, and tell each other how far all are; collective.
+
+        Args:
+            is_out: Whether this worker takes no more batches of this pass.
+            is_done: Whether this worker has trained on all batches that its script was given.
+        """
         for strategy in self._strategies:
             strategy.end_round()
         unused = len(self._plan.counts)
         if is_out:
             self._plan.counts.clear()
         drawn = self.deal.drawn if self.deal is not None else self._batches
-        mine = [drawn, unused, int(is_out), self._batches, self._samples, self._number]
+        mine = [drawn, unused, int(is_out), self._batches, self._samples, self._number, int(is_done)]
         rows = self._communicator.allgather(torch.tensor(mine)).tolist()
         if any(row[5] != self._number for row in rows):
             raise UsageError(
@@ -210,6 +220,7 @@ class TimedRounds(DealtBatches):
             self._over = self.deal.end_round([row[:3] for row in rows])
         else:
             self._over = all(row[2] or not row[3] for row in rows)
+        self._over &= all(row[6] for row in rows)
         batches, samples = sum(row[3] for row in rows), sum(row[4] for row in rows)
         self._worker.training.counts.agree(batches, samples - self._samples)
         self._everyone += batches

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import statistics
-import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,24 +13,58 @@ import typer
 
 from hocket import specs
 from hocket.errors import UsageError
+from hocket.lab.bench.bench_run import bench_job, measure, run_bench, run_on
+from hocket.lab.bench.bench_table import cell, here, print_json, print_table
 from hocket.lab.rig import Rig
-from hocket.launch import machine, remote, supervisor
-from hocket.launch.environment import Job
-from hocket.launch.host_list import Host, Wishes
+from hocket.launch import machine
 from hocket.observe.timeline import Timeline
 
 app = typer.Typer(no_args_is_help=True, help="Measure Hocket against PyTorch's Gloo and DDP, alternately in one run.")
 
 _MODELS = ("cnn", "mlp", "narrow", "transformer")
+_GPU_MODELS = ("cnn", "gpt", "small")
 _Workers = Annotated[str, typer.Option("-n", "--workers", help="How many workers, or auto: one per core.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _Rounds = Annotated[int, typer.Option(min=1, help="How often all ways are measured in turn; medians are shown.")]
+_Hosts = Annotated[
+    int, typer.Option(help="On a rig of so many hosts, made for this, with -n workers on each (see hocket rig).")
+]
+_Trunk = Annotated[
+    str | None, typer.Option(help="Two sites with half of the hosts each, joined by one link of this rate.")
+]
+_Rate = Annotated[str | None, typer.Option(help="What each of these hosts can send: 1gbit. Else unlimited.")]
 
 
 @app.command()
-def allreduce(workers: _Workers = "2", rounds: _Rounds = 7, as_json: _Json = False) -> None:
-    """All-reduce of ordinary tensors, and of data already in shared memory, against Gloo."""
-    _run("allreduce", workers, as_json, [str(rounds)])
+def allreduce(
+    workers: _Workers = "",
+    rounds: _Rounds = 7,
+    hosts: _Hosts = 0,
+    rate: _Rate = None,
+    as_json: _Json = False,
+) -> None:
+    """All-reduce of ordinary tensors, and of data as an exchange has it, against Gloo."""
+    run_on("allreduce", workers, hosts, rate, as_json, [str(rounds)])
+
+
+@app.command()
+def links(hosts: _Hosts = 4, rate: _Rate = None, trunk: _Trunk = None, as_json: _Json = False) -> None:
+    """Latency and bandwidth between hosts, as --algorithm auto measures them."""
+    run_on("links", "", hosts, rate, as_json, [], trunk)
+
+
+@app.command("collectives")
+def all_collectives(
+    hosts: _Hosts = 4,
+    rate: _Rate = None,
+    trunk: _Trunk = None,
+    rounds: _Rounds = 5,
+    sizes: Annotated[str, typer.Option(help="Bytes of the sums, in KiB, with commas.")] = "4,64,1024,16384,65536",
+    plot: Annotated[Path | None, typer.Option(help="A picture of time against size (the extra report).")] = None,
+    as_json: _Json = False,
+) -> None:
+    """All-reduce between hosts by each algorithm: measured time against what the model of the links predicts."""
+    run_on("collectives", "", hosts, rate, as_json, [str(rounds), sizes, str(plot or "")], trunk)
 
 
 @app.command()
@@ -42,36 +74,47 @@ def step(
     ] = "",
     rounds: _Rounds = 7,
     models: Annotated[
-        str, typer.Option(help="Of cnn, mlp, narrow and transformer, those to measure.")
-    ] = "cnn,mlp,narrow",
-    optimizers: Annotated[str, typer.Option(help="Of sgd and adam, those to measure.")] = "sgd,adam",
-    device: Annotated[str, typer.Option(help="cpu, or with -n 1 also cuda.")] = "cpu",
-    hosts: Annotated[
-        int, typer.Option(help="On a rig of so many hosts, made for this, with -n workers on each (see hocket rig).")
-    ] = 0,
-    rate: Annotated[str | None, typer.Option(help="What each of these hosts can send: 1gbit. Else unlimited.")] = None,
+        str,
+        typer.Option(
+            help="Those to measure: of cnn, mlp, narrow and transformer (cnn,mlp,narrow); of several workers on GPUs, "
+            "of cnn, gpt and small (all)."
+        ),
+    ] = "",
+    optimizers: Annotated[
+        str, typer.Option(help="Of sgd and adam, those to measure; several workers on GPUs take AdamW.")
+    ] = "sgd,adam",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    share_gpus: Annotated[
+        bool, typer.Option("--share-gpus", help="Several workers on each GPU, if there are more than GPUs.")
+    ] = False,
+    hosts: _Hosts = 0,
+    rate: _Rate = None,
     as_json: _Json = False,
 ) -> None:
     """A training step against DistributedDataParallel; with -n 1, against the plain script."""
-    _check_models(models)
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: the choices are cpu, cuda")
+    if device == "cuda" and workers != "1":
+        _step_on_gpus(workers or "2", rounds, models, share_gpus, hosts, as_json)
+        return
+    models = models or "cnn,mlp,narrow"
+    _check_models(models, _MODELS)
     for name in optimizers.split(","):
         if name not in ("sgd", "adam"):
             raise UsageError(f"cannot measure {name!r}: the choices are sgd, adam")
-    workers = workers or ("1" if hosts else "2")
-    if device not in ("cpu", "cuda") or (device == "cuda" and workers != "1"):
-        raise UsageError(f"--device {device}: cpu, or with -n 1 also cuda (DDP over Gloo is no match for NCCL)")
-    if rate is not None and not hosts:
-        raise UsageError(f"--rate {rate} limits the hosts of a rig: say how many with --hosts 4")
-    arguments = [str(rounds), models, optimizers, device]
-    if not hosts:
-        _run("step", workers, as_json, arguments)
-        return
-    count = int(workers) if workers.isdecimal() else 0
-    if count < 1:
-        raise UsageError(f"-n {workers}: with --hosts, the number of workers on each host, from 1")
-    network = f"{rate}/s" if rate else "unlimited"
-    with Rig.up(hosts, rate, name=f"bench{os.getpid()}") as rig:
-        _run("step", str(count * hosts), as_json, arguments, rig=rig, where=f"{hosts} hosts × {count}, {network}")
+    run_on("step", workers, hosts, rate, as_json, [str(rounds), models, optimizers, device])
+
+
+def _step_on_gpus(workers: str, rounds: int, models: str, share_gpus: bool, hosts: int, as_json: bool) -> None:
+    """A step of several workers on GPUs, each model in a job of its own."""
+    if hosts:
+        raise UsageError("--device cuda and --hosts: the hosts of a rig have no GPUs of their own; leave one out")
+    models = models or ",".join(_GPU_MODELS)
+    _check_models(models, _GPU_MODELS)
+    settings = {"share-gpus": "on"} if share_gpus else {}
+    where = "one host, GPUs shared, see above whether under MPS" if share_gpus else "one host, one GPU each"
+    runs = [[str(rounds), model] for model in models.split(",")]
+    run_bench("gpu", workers, as_json, *runs, where=where, settings=settings)
 
 
 @app.command()
@@ -83,7 +126,7 @@ def local(
 ) -> None:
     """Local steps over slow links: samples per second of local_sgd and diloco against DistributedDataParallel."""
     with Rig.up(hosts, rate, name=f"bench{os.getpid()}") as rig:
-        _run("local", str(hosts), as_json, [str(rounds)], rig=rig, where=f"{hosts} hosts, {rate or 'unlimited'}/s")
+        run_bench("local", str(hosts), as_json, [str(rounds)], rig=rig, where=f"{hosts} hosts, {rate or 'unlimited'}/s")
 
 
 @app.command()
@@ -102,29 +145,29 @@ def straggler(
     for name in names:
         spec = specs.parse(name)
         servers = int(spec.servers == "needed")
-        jobs[name] = _job("straggler", count, strategy=name, servers=str(servers))
+        jobs[name] = bench_job("straggler", count, strategy=name, servers=str(servers))
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name, job in jobs.items():
-            found[name].append(_measure(job, [str(seconds)])[0]["samples/s"])
+            found[name].append(measure(job, [str(seconds)])[0]["samples/s"])
     rows: list[dict[str, Any]] = []
     for name, speeds in found.items():
         ratios = [speed / first for speed, first in zip(speeds, found[names[0]], strict=True)]
         middle = statistics.median(speeds)
         rows.append({"strategy": name, "speed_samples/s": middle, "speed_ratio": statistics.median(ratios)})
     if as_json:
-        _print_json(rows, workers=count)
+        print_json(rows, workers=count)
         return
-    print(f"straggler, {count} workers on {_here()}")
+    print(f"straggler, {count} workers on {here()}")
     for row in rows:
-        print(f"  {row['strategy']:<48} {_cell(row, 'speed_samples/s')} samples/s")
+        print(f"  {row['strategy']:<48} {cell(row, 'speed_samples/s')} samples/s")
     print(f"Medians over the rounds; × compares with {names[0]}, within a round.")
 
 
 @app.command()
 def memory(workers: _Workers = "2", as_json: _Json = False) -> None:
     """What a job takes for a 10M-parameter model with Adam: with a replica each, and with one copy."""
-    _run("memory", workers, as_json, ["mirrored"], ["central"], ["central(fused=True)"])
+    run_bench("memory", workers, as_json, ["mirrored"], ["central"], ["central(fused=True)"])
 
 
 @app.command()
@@ -138,7 +181,7 @@ def noise(
 ) -> None:
     """What it costs to measure gradient noise: steps with and without it."""
     _check_models(models)
-    _run("noise", workers, as_json, [str(rounds), models])
+    run_bench("noise", workers, as_json, [str(rounds), models])
 
 
 @app.command()
@@ -152,7 +195,7 @@ def checkpoint(
     """What a checkpoint every 10 steps costs: times of 10 steps with Adam, with and without it."""
     _check_models(models)
     with tempfile.TemporaryDirectory(prefix="hocket-bench-", dir=folder) as place:
-        _run("checkpoint", workers, as_json, [str(rounds), models, place])
+        run_bench("checkpoint", workers, as_json, [str(rounds), models, place])
 
 
 @app.command("timeline")
@@ -166,12 +209,12 @@ def timelines(
     _check_models(models)
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as place:
         count, path = machine.worker_count(workers), Path(place) / "timeline.json"
-        job = _job("timeline", count, timeline=str(path))
-        rows = _measure(job, [str(rounds), models], timeline=Timeline(path))
+        made = bench_job("timeline", count, timeline=str(path))
+        rows = measure(made, [str(rounds), models], timeline=Timeline(path))
     if as_json:
-        _print_json(rows, workers=count)
+        print_json(rows, workers=count)
     else:
-        _print_table(f"timeline, {count} workers on {_here()}", rows)
+        print_table(f"timeline, {count} workers on {here()}", rows)
 
 
 @app.command()
@@ -189,14 +232,14 @@ def server(
             raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(_SERVER_PARTS)}")
     for name in parts.split(","):
         part, workers, servers, settings = _SERVER_PARTS[name]
-        job = _job("server", workers, **settings, servers=str(servers))
-        rows.append({"part": name, **_measure(job, [str(rounds), part])[0]})
+        job = bench_job("server", workers, **settings, servers=str(servers))
+        rows.append({"part": name, **measure(job, [str(rounds), part])[0]})
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
-    print(f"server, on {_here()}")
+    print(f"server, on {here()}")
     for row in rows:
-        found = [_cell(row, key) + " " + key.replace("_", " ") for key in row if key not in ("part", "what")]
+        found = [cell(row, key) + " " + key.replace("_", " ") for key in row if key not in ("part", "what")]
         print(f"  {row['part']:<10} {row['what']:<34} " + ", ".join(f for f in found if not f.endswith("ratio")))
     print("Medians over the rounds; × compares with ray, one server or bsp, within a round.")
 
@@ -210,13 +253,13 @@ def hogwild(
 ) -> None:
     """Sparse logistic regression without locks, and with one, against one plain process."""
     count = machine.worker_count(workers)
-    row = _measure(_job("hogwild", count, strategy="hogwild"), [str(rounds), str(samples)])[0]
+    row = measure(bench_job("hogwild", count, strategy="hogwild"), [str(rounds), str(samples)])[0]
     if as_json:
-        _print_json([row])
+        print_json([row])
         return
-    print(f"hogwild, on {_here()}: {row['what']}")
+    print(f"hogwild, on {here()}: {row['what']}")
     for name in ("plain", "hogwild", "locked"):
-        speed, cpu = _cell(row, f"{name}_samples/s"), row[f"{name} CPU_µs/sample"]
+        speed, cpu = cell(row, f"{name}_samples/s"), row[f"{name} CPU_µs/sample"]
         print(f"  {name:<8} {speed} samples/s, {cpu:.1f} µs of processor time each, loss {row[f'{name}_loss']:.5f}")
     print(f"Medians over the rounds; × is against plain. Without a lock {row['than locked_×']:.2f}× as fast as with.")
 
@@ -238,10 +281,52 @@ def simulated(
         spec = specs.parse(name)
         rows.append(bench_simulated.measure(workers, name, int(spec.servers == "needed"), steps))
     if as_json:
-        _print_json(rows, workers=workers)
+        print_json(rows, workers=workers)
         return
-    _print_table(f"simulated, {workers} workers on {_here()}", rows)
+    print_table(f"simulated, {workers} workers on {here()}", rows)
     print("A batch takes 10 virtual ms, and the network between any two workers has 10 Gbit/s and 50 µs.")
+
+
+@app.command()
+def churn(
+    parts: Annotated[
+        str, typer.Option(help="Of recover, leave, go_on, step and (on a rig) hosts, those to measure.")
+    ] = "recover,leave,go_on,step",
+    kills: Annotated[int, typer.Option(min=2, help="How many workers are killed, or told to leave, in a part.")] = 20,
+    seconds: Annotated[float, typer.Option(min=20, help="How long each job of go_on is measured.")] = 180.0,
+    strategies: Annotated[
+        str, typer.Option(help="Of go_on, with ; between them; torchrun is one that restarts from checkpoints.")
+    ] = "mirrored; local_sgd(period=16); asynchronous; torchrun",
+    rounds: Annotated[int, typer.Option(min=1, help="Jobs of step, of each kind.")] = 5,
+    as_json: _Json = False,
+) -> None:
+    """Workers that are killed and replaced: how long the others wait, samples per second, and a step without losses."""
+    from hocket.lab.bench import bench_churn, bench_churn_hosts
+
+    names = [each.strip() for each in strategies.split(";")]
+    known: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "recover": lambda: bench_churn.recover(kills),
+        "hosts": lambda: bench_churn_hosts.recover(kills),
+        "leave": lambda: bench_churn.leave(kills),
+        "go_on": lambda: bench_churn.go_on(seconds, names),
+        "step": lambda: bench_churn.step(rounds, 5.0),
+    }
+    for name in parts.split(","):
+        if name not in known:
+            raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(known)}")
+    rows = []
+    if not as_json:
+        print(f"churn, on {here()}")
+    for name in parts.split(","):
+        found = known[name]()
+        rows += [{"part": name, **row} for row in found]
+        for row in [] if as_json else found:
+            spread = f"  ({row['least']:,.3f} to {row['most']:,.3f})" if "least" in row else ""
+            print(f"  {row['what']:<68} {row['value']:>10,.3f} {row['unit']}{spread}", flush=True)
+    if as_json:
+        print_json(rows)
+    else:
+        print("Medians, of --kills; for a step the least of the jobs' medians. Jobs of go_on and of step alternate.")
 
 
 _SERVER_PARTS: dict[str, tuple[str, int, int, dict[str, str]]] = {
@@ -254,83 +339,7 @@ _SERVER_PARTS: dict[str, tuple[str, int, int, dict[str, str]]] = {
 }
 
 
-def _check_models(models: str) -> None:
+def _check_models(models: str, choices: tuple[str, ...] = _MODELS) -> None:
     for name in models.split(","):
-        if name not in _MODELS:
-            raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(_MODELS)}")
-
-
-def _run(
-    name: str, workers: str, as_json: bool, *runs: list[str], rig: Rig | None = None, where: str = "one host"
-) -> None:
-    """Run the benchmark once for each list of arguments, here or on all hosts of ``rig``, and print all their rows."""
-    count = machine.worker_count(workers)
-    hosts = None if rig is None else _on_rig(rig, count)
-    rows = [row for args in runs for row in _measure(_job(name, count), args, hosts)]
-    if as_json:
-        _print_json(rows, workers=count, where=where)
-    else:
-        crew = f"{count} worker{'s' if count > 1 else ''}"
-        place = "" if rig is None else f" ({where})"
-        _print_table(f"{name}, {crew}{place} on {_here()}", rows)
-
-
-def _job(name: str, workers: int, **settings: str) -> Job:
-    """Workers that run the benchmark of this name."""
-    return Job(("-m", "hocket.lab.bench.bench_worker", name), workers, settings)
-
-
-def _here() -> str:
-    return f"{machine.cores()} cores ({machine.cpu()})"
-
-
-def _print_json(rows: list[dict[str, Any]], **facts: object) -> None:
-    print(json.dumps({**facts, "cores": machine.cores(), "cpu": machine.cpu(), "rows": rows}, indent=1))
-
-
-def _measure(
-    job: Job, args: list[str], hosts: Wishes | None = None, timeline: Timeline | None = None
-) -> list[dict[str, Any]]:
-    """The rows that a job writes."""
-    with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
-        result = Path(folder) / "rows.json"
-        job = dataclasses.replace(job, command=(*job.command, str(result), *args))
-        if hosts is None:
-            status = supervisor.run(job, None, summary=False, timeline=timeline)
-        else:
-            status = remote.run_on_hosts(job, hosts)
-        if status:
-            sys.exit(status)
-        found: list[dict[str, Any]] = json.loads(result.read_text())
-        return found
-
-
-def _on_rig(rig: Rig, workers: int) -> Wishes:
-    """All hosts of the rig, which share this machine's cores, with equally many workers on each."""
-    each = workers // len(rig.hosts)
-    threads = {"OMP_NUM_THREADS": str(max(1, machine.cores() // workers)), "PYTHONPATH": os.pathsep.join(sys.path)}
-    return Wishes([Host(name, each) for name in rig.hosts], None, rig.ssh, None, None, threads)
-
-
-def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    columns = [key for key in rows[0] if not key.endswith("_ratio")]
-    for key in columns:
-        words, _, unit = key.rpartition("_")
-        text = isinstance(rows[0][key], str)
-        table.add_column(key if text else f"{words}\n{unit}", justify="left" if text else "right")
-    for row in rows:
-        table.add_row(*(_cell(row, key) for key in columns))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-    if any(key.endswith("_ratio") for key in rows[0]):
-        print("Medians over the rounds; × is how many times faster than PyTorch's own way, within a round.")
-
-
-def _cell(row: dict[str, Any], key: str) -> str:
-    if isinstance(row[key], str):
-        return str(row[key])
-    ratio = row.get(f"{key.rpartition('_')[0]}_ratio")
-    return f"{row[key]:,.1f}" + (f" ({ratio:.2f}×)" if ratio else "")
+        if name not in choices:
+            raise UsageError(f"cannot measure {name!r}: the choices are {', '.join(choices)}")

@@ -35,7 +35,9 @@ _WARM = 5  # steps of ``straggler`` before the clock runs
 Row = dict[str, Any]
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
+    """A linear layer beside its input."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
@@ -76,7 +78,7 @@ def mlp() -> nn.Module:
 
 def narrow() -> nn.Module:
     """100 residual layers of width 64: 200 small tensors."""
-    return nn.Sequential(*(_Residual(64) for _ in range(100)), nn.Linear(64, 10, bias=False))
+    return nn.Sequential(*(Residual(64) for _ in range(100)), nn.Linear(64, 10, bias=False))
 
 
 # By name, how a model is made and the shape of one sample; the transformer has 3 million parameters.

@@ -20,13 +20,17 @@ import torch
 from hocket.job.collectives import allreduce, barrier
 from hocket.job.worker import init, rank
 
-_ELSEWHERE = {"allreduce", "hogwild", "server"}  # have a module of their own; the others are in bench_training
+# The module of each benchmark that is not in bench_training.
+_ELSEWHERE = {name: name for name in ("allreduce", "gpu", "hogwild", "server")} | {
+    "links": "collectives",
+    "collectives": "collectives",
+}
 
 
 def main() -> None:
     """Run the benchmark that the arguments name."""
     name, path, *arguments = sys.argv[1:]
-    module = importlib.import_module(f"hocket.lab.bench.bench_{name if name in _ELSEWHERE else 'training'}")
+    module = importlib.import_module(f"hocket.lab.bench.bench_{_ELSEWHERE.get(name, 'training')}")
     init()
     rows = getattr(module, name)(*arguments)
     if rank() == 0:

@@ -132,7 +132,7 @@ def compare(
         "threads": threads,
         "environment": {name: value for name, value in config.told().items() if name not in _NOT_PASSED_ON},
         "cores": machine.cores(),
-        "libraries": config.of_libraries(),
+        "libraries": _of_libraries(),
     }
     name = script.rpartition(".")[2] if module else Path(script).stem
     place = folders.named(out, signed) if out is not None else folders.found_or_made(Path(FOLDER), name, signed)
@@ -275,6 +275,13 @@ def _hosts(text: str | None, rate: str | None) -> tuple[int, str | None]:
     elif text is not None:
         host_list.parse(text)
     return rig, None if rig else text
+
+
+def _of_libraries() -> dict[str, str]:
+    """The variables by which libraries choose threads and GPUs: where they differ, so do times."""
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOMP_CPU_AFFINITY")
+    environment = config.environment()
+    return {name: environment[name] for name in names if environment.get(name)}
 
 
 def _about(wanted: Wanted) -> dict[str, str]:

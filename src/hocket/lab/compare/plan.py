@@ -157,10 +157,9 @@ def fitting(
     if "LBFGS" in str(told.get("optimizer", "")):
         names = ["full_batch"]
         notes.append("The optimizer is L-BFGS, which needs gradients of all the data: full_batch alone is compared.")
-    for why in _without_central(told) if "central" in names else []:
+    if "central" in names and not (sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")):
         names.remove("central")
-        notes.append(f"central was left out: {why}.")
-        break
+        notes.append("central was left out: it needs shared memory, which is for x86-64 Linux.")
     found: list[Way] = []
     for name in names:
         try:
@@ -168,13 +167,3 @@ def fitting(
         except StrategyError as error:
             notes.append(f"{name} was left out: {error}.")
     return found, notes
-
-
-def _without_central(told: Mapping[str, Any]) -> list[str]:
-    """Why there can be no copy of the parameters that all share."""
-    reasons = []
-    if told.get("device", "cpu") != "cpu":
-        reasons.append(f"the model is on {told['device']}, and it is for models in the memory of the host")
-    if not (sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")):
-        reasons.append("it needs shared memory, which is for x86-64 Linux")
-    return reasons

@@ -16,7 +16,7 @@ from hocket.errors import UsageError
 from hocket.lab.doctor import doctor_visit, host_links, small_allreduce
 from hocket.lab.doctor.findings import Finding, State, count
 from hocket.lab.doctor.host_links import HostPair
-from hocket.launch import host_list
+from hocket.launch import host_list, machine
 from hocket.launch.flags import flag
 from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
@@ -48,7 +48,7 @@ def doctor(
         if value is not None and not named:
             raise UsageError(f"{name} is for other hosts: name these with -H node1,node2 or --hostfile")
     try:
-        config.working_folder()
+        machine.working_folder()
     except OSError as error:
         raise UsageError(f"the working folder cannot be used ({error.strerror}): change to another") from None
     told = config.told()

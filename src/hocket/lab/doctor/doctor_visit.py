@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket import __version__, config
+from hocket import __version__
 from hocket.errors import UsageError
 from hocket.lab.doctor import findings as found_out
 from hocket.lab.doctor import host_links
 from hocket.lab.doctor.findings import Finding, note, ok, wrong
 from hocket.lab.doctor.host_links import HostPair, Trip
 from hocket.launch import machine, preflight, ssh
-from hocket.launch.agent_links import AgentLink, AgentLinks
+from hocket.launch.agent_links import AgentLink, AgentLinks, Answers, Talk
 from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
 from hocket.transport import routes
@@ -98,7 +98,7 @@ class _Visit:
 
     def _connect(self) -> list[AgentLink]:
         """The hosts that can be talked with; an agent of another Hocket may not know what to answer."""
-        self._links.await_all(self._links.all, "hello", _CONNECT)
+        self._links.ask({link: {} for link in self._links.all}, "", "hello", _CONNECT)
         stop_if_asked(self._signals)
         good = []
         for link in self._links.all:
@@ -122,7 +122,7 @@ class _Visit:
             self._add(link, wrong("slots", machine.too_many(slots, free), f"write {link.host.name}:{most}"))
 
     def _examine(self, links: list[AgentLink]) -> list[AgentLink]:
-        folder, interface = config.working_folder(), self._wishes.interface
+        folder, interface = machine.working_folder(), self._wishes.interface
         questions = {
             link: {"folder": folder, "interface": interface, "where": "here" if link.host.is_here else "there"}
             for link in links
@@ -152,7 +152,7 @@ class _Visit:
 
     def _explore(self, links: list[AgentLink]) -> None:
         """Who reaches whom, and how well."""
-        explored = preflight.explore(self._ask, links, self._wishes.interface)
+        explored = self._links.carry_out(preflight.explore(self._ask_all, links, self._wishes.interface))
         nodes = {link: explored[link][0] for link in links if link in explored}
         same = len({link.hello["network"] for link in links}) == 1
         before = len(self._found.findings)
@@ -219,6 +219,11 @@ class _Visit:
                 self._unfit.add(link)
                 self._add(link, found_out.split("agent", preflight.why_silent(self._links, link, self._wishes.python)))
         return answered
+
+    def _ask_all(self, kind: str, answer: str, questions: Answers) -> Talk[Answers]:
+        """The same for a talk, with nothing else to be done meanwhile."""
+        yield from ()
+        return self._ask(kind, answer, questions)
 
     def _add(self, link: AgentLink, entry: Finding) -> None:
         self._found.findings.append(entry.at("" if self._alone else link.host.name))

@@ -137,7 +137,7 @@ def _read(path: Path) -> str:
 def _exchange() -> Finding:
     if not futex.supported():
         kind = f"{platform.system()} {platform.machine()}"
-        return note("shared memory", f"{kind}: workers of one host exchange over Gloo, not over shared memory",
+        return note("shared memory", f"{kind}: workers of one host exchange over TCP, not over shared memory",
                     "nothing to do; on x86-64 Linux it is faster")  # fmt: skip
     try:
         seconds = trial.exchange()

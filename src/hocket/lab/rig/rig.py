@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,6 +50,7 @@ class Rig:
         decoys: Mapping[str, str] | None = None,
         loopback_names: bool = False,
         keep: bool = False,
+        trunk: str | None = None,
     ) -> Rig:
         """Make a rig. If that fails, nothing of it is left.
 
@@ -59,6 +61,8 @@ class Rig:
             interfaces: What the hosts call their network interface; if there are fewer than hosts, in turns.
             decoys: Interfaces that all hosts have with the same address, up but leading nowhere; see ``DOCKER``.
             loopback_names: Whether a host's own name is 127.0.1.1 to itself, as Debian does it.
+            trunk: What the link between two sites carries each way, each of which has half of the hosts; without it
+                there is one site.
             keep: Whether the rig is to stay when this process ends; else the next of its name may take its place.
         """
         rig_needs.check()
@@ -67,6 +71,7 @@ class Rig:
         if not 1 <= hosts <= naming.MOST_HOSTS:
             raise UsageError(f"{hosts} hosts: a rig has from 1 to {naming.MOST_HOSTS}, for example: hocket rig up 4")
         limit = parse_rate(rate) if rate is not None else None
+        between = parse_rate(trunk) if trunk is not None else None
         decoys = decoys or {}
         for interface in [*interfaces, *decoys]:
             naming.check_interface(interface)
@@ -94,7 +99,7 @@ class Rig:
                     for number in range(1, hosts + 1)
                 )
                 _write_etc(crew, loopback_names)
-                rig_network.make(name, crew, addresses, decoys)
+                rig_network.make(name, crew, addresses, decoys, between)
                 if limit is not None:
                     for host in crew:
                         rig_network.set_rate(name, host, limit)
@@ -141,6 +146,14 @@ class Rig:
         """The command that becomes ``argv`` inside ``host``: with its network, name and /etc/hosts, and HOCKET_SSH."""
         return rig_processes.entering(self.name, self._host(host).name, self.ssh, argv)
 
+    def write_shell(self, path: Path) -> None:
+        """Write a script that is a value for ``--ssh``: it enters hosts without sshd, so all see the same processes."""
+        lines = ["#!/bin/sh", 'while [ "$#" -gt 2 ]; do shift; done', "host=$1; shift", "case $host in"]
+        for name in self.hosts:
+            lines.append(f'{name}) exec {shlex.join(self.command(name, ["sh", "-c"]))} "$1";;')
+        path.write_text("\n".join([*lines, "esac", 'echo "Could not resolve hostname $host"', "exit 255", ""]))
+        path.chmod(0o700)
+
     def start(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start ``argv`` inside ``host``, itself with the pid returned; options are those of ``subprocess.Popen``."""
         return subprocess.Popen(self.command(host, argv), **options)
@@ -152,6 +165,14 @@ class Rig:
     def restore(self, host: str) -> None:
         """Undo ``cut``."""
         rig_network.connect(self.name, self._host(host), True)
+
+    def cut_between(self, first: str, second: str) -> None:
+        """Have all be lost that two hosts send each other; other hosts reach both."""
+        rig_network.connect_two(self._host(first), self._host(second), False)
+
+    def restore_between(self, first: str, second: str) -> None:
+        """Undo ``cut_between``."""
+        rig_network.connect_two(self._host(first), self._host(second), True)
 
     def set_rate(self, host: str, rate: str | None) -> None:
         """Limit what the host sends, and what it receives, to ``rate`` each; None is no limit."""

@@ -23,6 +23,9 @@ def up(
     rate: Annotated[
         str | None, typer.Option(help="What each host can send, and receive: 1gbit, 100mbit … [default: no limit]")
     ] = None,
+    trunk: Annotated[
+        str | None, typer.Option(help="Two sites with half of the hosts each, joined by one link of this rate.")
+    ] = None,
     name: _Name = naming.DEFAULT,
     interfaces: Annotated[
         str, typer.Option(help="What the hosts call their interface; several, with commas, are given out in turns.")
@@ -34,11 +37,18 @@ def up(
     """Make a rig: hosts h1, h2 … with a network between them and a secure shell each."""
     begun = time.monotonic()
     made = rig.Rig.up(
-        hosts, rate, name, interfaces=interfaces.split(","), decoys=rig.DOCKER if decoys else None, keep=True
+        hosts,
+        rate,
+        name,
+        interfaces=interfaces.split(","),
+        decoys=rig.DOCKER if decoys else None,
+        keep=True,
+        trunk=trunk,
     )
     speed = f"{rate} each way" if rate else "no limit of rate"
     flag = "" if name == naming.DEFAULT else f" --name {name}"
-    print(f"Rig {name!r} is up after {time.monotonic() - begun:.1f} s: {len(made.hosts)} hosts, {speed}.")
+    sites = f", in two sites with {trunk} between them" if trunk else ""
+    print(f"Rig {name!r} is up after {time.monotonic() - begun:.1f} s: {len(made.hosts)} hosts, {speed}{sites}.")
     for host in made.hosts.values():
         print(f"  {host.name:<5} {host.address:<15} {host.interface}")
     slots = ",".join(f"{host}:1" for host in list(made.hosts)[:2])

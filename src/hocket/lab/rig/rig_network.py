@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ from hocket.lab.rig import rig_names as naming
 from hocket.lab.rig.rig_names import RigHost
 from hocket.lab.rig.rig_needs import batch, call
 
-_BRIDGE = "bridge"
+_NOBODY = "02:00:00:00:00:01"  # the address of a card that no host has
+_BRIDGE, _SECOND = "bridge", "bridge-2"
+_TRUNK = ("trunk-1", "trunk-2")  # the ends of the cable between the two switches
 _UPLINK = "outside"  # the switch's end of the cable to this machine
 _FIRST_INDEX = 1000  # two ends of a cable with the same number are taken for one, and their state lags by a second
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
@@ -83,13 +85,29 @@ def free_network() -> ipaddress.IPv4Network:
     raise RigError("no private network is free on this machine: remove rigs with hocket rig down --name NAME")
 
 
-def make(name: str, crew: Iterable[RigHost], network: ipaddress.IPv4Network, decoys: Mapping[str, str]) -> None:
-    """Make the switch, the hosts and the cables, all up; and in every host the same ``decoys``, by name."""
+def make(
+    name: str,
+    crew: Sequence[RigHost],
+    network: ipaddress.IPv4Network,
+    decoys: Mapping[str, str],
+    trunk: Rate | None = None,
+) -> None:
+    """Make the switch, the hosts and the cables, all up; and in every host the same ``decoys``, by name.
+
+    With a ``trunk`` there are two switches: the first half of the hosts is at one, the others are at the other.
+    """
     switch, outside = naming.namespace(name, naming.SWITCH), naming.outside_interface(name)
     own = f"{network[-2]}/{network.prefixlen}"
     add = [f"netns add {switch}", *(f"netns add {host.namespace}" for host in crew)]
     inside = ["link set lo up", f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up"]
     indices = itertools.count(_FIRST_INDEX)
+    bridges = dict.fromkeys(crew, _BRIDGE)
+    if trunk is not None:
+        bridges |= dict.fromkeys(crew[-(-len(crew) // 2) :], _SECOND)
+        inside += [f"link add {_SECOND} type bridge", f"link set {_SECOND} up"]
+        inside.append(f"link add {_TRUNK[0]} index {next(indices)} type veth peer name {_TRUNK[1]}")
+        for end, bridge in zip(_TRUNK, (_BRIDGE, _SECOND), strict=True):
+            inside += [f"link set {end} master {bridge}", f"link set {end} up"]
     for host in crew:
         for number, decoy in enumerate(decoys):  # first, so that they come first in the lists of interfaces, too
             end = f"decoy-{host.name}-{number}"
@@ -97,12 +115,15 @@ def make(name: str, crew: Iterable[RigHost], network: ipaddress.IPv4Network, dec
             add.append(f"{_cable(switch, end, next(indices))} veth-{number} netns {host.namespace}")
             inside.append(f"link set {end} up")  # a cable that leads nowhere
         add.append(f"{_cable(switch, host.port, next(indices))} {host.interface} netns {host.namespace}")
-        inside += [f"link set {host.port} master {_BRIDGE}", f"link set {host.port} up"]
+        inside += [f"link set {host.port} master {bridges[host]}", f"link set {host.port} up"]
     add.append(f"{_cable(switch, _UPLINK, next(indices))} {outside}")
     add += [f"addr add {own} dev {outside}", f"link set {outside} up"]
     inside += [f"link set {_UPLINK} master {_BRIDGE}", f"link set {_UPLINK} up"]
     batch(["ip"], add)
     batch(["ip", "-n", switch], inside)
+    if trunk is not None:
+        for end in _TRUNK:
+            call(["tc", "-n", switch, "qdisc", "replace", "dev", end, "root", *trunk.bucket().split()])
     for host in crew:
         lines = ["link set lo up", f"addr add {host.address}/{network.prefixlen} dev {host.interface}"]
         lines.append(f"link set {host.interface} up")
@@ -144,3 +165,10 @@ def connect(name: str, host: RigHost, connected: bool) -> None:
     """Have the switch drop all that comes from ``host`` or goes there, or not; the cable itself stays up."""
     state = "3" if connected else "0"  # forwarding, or disabled
     call(["bridge", "-n", naming.namespace(name, naming.SWITCH), "link", "set", "dev", host.port, "state", state])
+
+
+def connect_two(first: RigHost, second: RigHost, connected: bool) -> None:
+    """Have two hosts send what is for each other to a card that nobody has, or not; nobody is told of it."""
+    for here, there in ((first, second), (second, first)):
+        entry = ["neigh", "replace" if not connected else "del", there.address, "dev", here.interface]
+        call(["ip", "-n", here.namespace, *entry, *([] if connected else ["lladdr", _NOBODY, "nud", "permanent"])])

@@ -1,0 +1,149 @@
+"""Measuring the links between the members of a group, before the first exchange that is worth it.
+
+All members meet in pairs, round after round, and in each round all pairs send both ways at once, so that what several
+links share shows. Then some all-reduces are timed, and the model is corrected by them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from hocket.comm.algorithms.collective_algorithm import CollectiveAlgorithm
+from hocket.comm.algorithms.direct import Direct
+from hocket.comm.algorithms.halving_doubling import HalvingDoubling
+from hocket.comm.algorithms.ring import Ring
+from hocket.comm.algorithms.star import Star
+from hocket.comm.algorithms.tree import Tree
+from hocket.comm.link_model import LinkModel, leaves, rehearse, rounds
+from hocket.transport.point_to_point import Members, PointToPoint
+
+_TRIP, _TRIPS = 64, 8  # bytes, and messages, by which latency is measured
+_SHORT, _LONG = 1 << 18, 1 << 20  # bytes whose times differ by what the link carries
+_ENOUGH = 0.015  # seconds of the short message from which the long one tells nothing new
+_SMALL, _LARGE = 1 << 12, 1 << 20  # bytes of the all-reduces by which predictions are corrected
+_FEW_BYTES = (Direct, HalvingDoubling, Ring, Star, Tree)  # the algorithms by which small ones are timed
+_TIMES = 5  # of each; the median counts, since the best time is not what a run will see
+_LONG_TIME = 0.03  # seconds of the large one from which it is made smaller, and timed once
+_PARTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # of a small message's time, in which each end may be busy with it
+
+Clock = Callable[[], float]
+
+
+def measure(links: PointToPoint, clock: Clock = time.perf_counter) -> LinkModel:
+    """Measure the links of a group; collective. It takes some tenths of a second.
+
+    Args:
+        links: Messages between the members, of whom there are two or more.
+        clock: Tells the time in seconds.
+    """
+    size, rank = links.size, links.rank
+    mine = torch.zeros(size + 1, dtype=torch.float64)  # by whom this member gets so many bytes per second; a latency
+    latencies = []
+    for pairs in rounds(size):
+        _meet(links)
+        peer = next((b if a == rank else a for a, b in pairs if rank in (a, b)), None)
+        if peer is not None:
+            latency, rate = _measure_link(links, peer, clock)
+            latencies.append(latency)
+            mine[peer] = rate
+    mine[size] = sum(latencies) / len(latencies)
+    table = _of_all(links, mine)
+    rates = tuple(tuple(float(table[b][a]) for b in range(size)) for a in range(size))
+    return _calibrate(links, _smoothed(LinkModel(float(table[:, size].median()), rates)), clock)
+
+
+def _calibrate(links: PointToPoint, model: LinkModel, clock: Clock) -> LinkModel:
+    """Correct a model by all-reduces that are timed, on all members together.
+
+    Small ones by several algorithms tell how much of a message's time an end is busy with it: in some, one member has a
+    message for each other one, and in some, messages follow each other from member to member. A large one tells what
+    processors take for its bytes.
+    """
+    calls = [rehearse(make(), links.size, _SMALL) for make in _FEW_BYTES]
+    took = _slowest(links, [_time(links, make(), _SMALL, _TIMES, clock) for make in _FEW_BYTES])
+    fits = []
+    for part in _PARTS:
+        fit = replace(model, overhead=model.latency * part)
+        ratios = [seconds / fit.replay(each) for seconds, each in zip(took, calls, strict=True)]
+        small = statistics.median(ratios)
+        fits.append((sum(abs(math.log(ratio / small)) for ratio in ratios), replace(fit, small=_bounded(small))))
+    model = min(fits, key=lambda fit: fit[0])[1]
+    nbytes, times = (_LARGE, _TIMES) if model.predict(Ring(), _LARGE, model.order) < _LONG_TIME else (_SHORT, 1)
+    took = _slowest(links, [_time(Members(links, model.order), Ring(), nbytes, times, clock)])
+    rest = model.predict(Ring(), 1, model.order)
+    bytes_alone = model.predict(Ring(), nbytes, model.order) - rest
+    return replace(model, large=_bounded(max(took[0] - rest, 0.0) / bytes_alone))
+
+
+def _smoothed(model: LinkModel) -> LinkModel:
+    """Links of members that are close to each other count as equal: what differs there is most often noise."""
+    rates = [list(row) for row in model.rates]
+    for ranks in leaves(model.sites):
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        for a, b in pairs:
+            rates[a][b] = statistics.median(model.rates[c][d] for c, d in pairs)
+    return replace(model, rates=tuple(map(tuple, rates)))
+
+
+def _time(links: PointToPoint, algorithm: CollectiveAlgorithm, nbytes: int, times: int, clock: Clock) -> float:
+    """Seconds that an all-reduce takes here, as a rule."""
+    data, spent = torch.zeros(nbytes // 4), []
+    for _ in range(times):
+        _meet(links)
+        begin = clock()
+        algorithm.allreduce(links, data, "sum")
+        spent.append(clock() - begin)
+    return statistics.median(spent)
+
+
+def _slowest(links: PointToPoint, mine: list[float]) -> list[float]:
+    """For each of several times, that of the member for which it was the longest."""
+    return [float(each) for each in _of_all(links, torch.tensor(mine, dtype=torch.float64)).amax(0)]
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, 0.1), 10.0)
+
+
+def _meet(links: PointToPoint) -> None:
+    """Wait until all members are here, so that they begin together what is timed."""
+    _of_all(links, torch.zeros(1))
+
+
+def _of_all(links: PointToPoint, mine: torch.Tensor) -> torch.Tensor:
+    """What each member has, one row for each."""
+    count = mine.numel()
+    whole = mine.new_zeros(links.size * count)
+    whole[links.rank * count :][:count] = mine
+    Direct().allgather(links, whole, [(rank * count, (rank + 1) * count) for rank in range(links.size)])
+    return whole.view(links.size, count)
+
+
+def _measure_link(links: PointToPoint, peer: int, clock: Clock) -> tuple[float, float]:
+    """Seconds of a small message to or from ``peer``, and bytes per second from there, both ways being used."""
+
+    def swap(mine: torch.Tensor) -> tuple[float, torch.Tensor]:
+        begin, theirs = clock(), torch.empty_like(mine)
+        links.send(peer, mine)
+        links.receive(peer, theirs)
+        links.flush()
+        return clock() - begin, theirs
+
+    def seconds(nbytes: int) -> float:
+        """The longer time of both ends: the other one may have been late, and all was there already."""
+        spent, _ = swap(torch.zeros(nbytes // 8, dtype=torch.float64))
+        return max(spent, float(swap(torch.tensor([spent], dtype=torch.float64))[1]))
+
+    trips = sorted(seconds(_TRIP) for _ in range(_TRIPS))
+    first = seconds(_SHORT)  # TCP is careful then
+    short = seconds(_SHORT) if first > _ENOUGH else min(seconds(_SHORT) for _ in range(2))
+    if short > _ENOUGH:
+        return trips[_TRIPS // 4], _SHORT / short
+    long = min(seconds(_LONG) for _ in range(3))
+    return trips[_TRIPS // 4], (_LONG - _SHORT) / max(long - short, long / 2)

@@ -1,0 +1,94 @@
+"""Links and algorithms between hosts, measured and predicted, for ``hocket bench links`` and ``collectives``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hocket.comm.algorithm_choice import Pick, choices
+from hocket.comm.changing_group import RegroupingCommunicator
+from hocket.comm.link_model import LinkModel
+from hocket.comm.tcp_group import TcpGroup
+from hocket.job.worker import current, rank
+from hocket.lab.bench.bench_worker import alternate, milliseconds
+from hocket.transport.point_to_point import PointToPoint
+
+Row = dict[str, object]
+_MEASURED = 1 << 30  # bytes of an exchange for which links are measured
+
+
+def links() -> list[Row]:
+    """A row for each member: what it sends to each other."""
+    _, model = _connect()
+    rows: list[Row] = []
+    for source, rates in enumerate(model.rates):
+        row: Row = {"from": f"host {source + 1}", "latency_ms": model.latency * 1e3}
+        rows.append(
+            row | {f"to host {to + 1}_MB/s": 0.0 if to == source else rates[to] / 1e6 for to in range(model.size)}
+        )
+    return rows
+
+
+def collectives(rounds: str, sizes: str, plot: str) -> list[Row]:
+    """A row for each size and algorithm: medians of the times, what was predicted, and what ``auto`` takes."""
+    group, model = _connect()
+    rows: list[Row] = []
+    for nbytes in (int(size) << 10 for size in sizes.split(",")):
+        picks = {name: group.choice.predict(name, nbytes) for name in choices(model)}
+        if model.has_sites:
+            picks["ring in order"] = picks["ring"]
+            picks["ring"] = Pick(picks["ring"].algorithm, _alternating(model), None)
+        data = torch.zeros(nbytes // 4)
+        ways = {name: _way(group, pick, data) for name, pick in picks.items()}
+        taken = group.choice.pick(nbytes).algorithm.name
+        for name, times in alternate(ways, int(rounds), 0.1).items():
+            predicted = model.predict(picks[name].algorithm, nbytes, picks[name].order) * 1e3
+            took = milliseconds(times)
+            row: Row = {"algorithm": name, "size_KiB": nbytes / 1024, "measured_ms": took, "predicted_ms": predicted}
+            is_taken = name.removesuffix(" in order") == taken and (name != "ring" or not model.has_sites)
+            rows.append(row | {"error_%": (predicted / took - 1) * 100, "auto": "takes it" if is_taken else ""})
+    if plot and rank() == 0:
+        _draw(rows, plot)
+    return rows
+
+
+def _connect() -> tuple[TcpGroup, LinkModel]:
+    """The group that carries exchanges between hosts, whose links are measured; collective."""
+    communicator = current().communicator
+    if isinstance(communicator, RegroupingCommunicator):
+        communicator = communicator.group
+    lane = communicator.open_lane(_MEASURED)
+    group = lane.group if lane is not None and len(lane.topology.local) == 1 else None
+    if not isinstance(group, TcpGroup) or group.choice.model is None:
+        raise SystemExit("hocket bench links and collectives measure TCP between hosts: leave out --transport")
+    return group, group.choice.model
+
+
+def _way(group: TcpGroup, pick: Pick, data: torch.Tensor) -> Callable[[], object]:
+    def call(links: PointToPoint) -> None:
+        pick.allreduce(links, data, "sum")
+
+    return lambda: group.run(call, data.nbytes, "a benchmark")
+
+
+def _alternating(model: LinkModel) -> list[int]:
+    """The members in an order that goes to another site with every step."""
+    half = -(-model.size // 2)
+    first, second = model.order[:half], model.order[half:]
+    return [rank_ for pair in zip(first, second, strict=False) for rank_ in pair] + first[len(second) :]
+
+
+def _draw(rows: list[Row], path: str) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for number, name in enumerate(dict.fromkeys(str(row["algorithm"]) for row in rows)):
+        own = [row for row in rows if row["algorithm"] == name]
+        sizes = [float(str(row["size_KiB"])) for row in own]
+        axes.loglog(sizes, [float(str(row["measured_ms"])) for row in own], "o-", color=f"C{number}", label=name)
+        axes.loglog(sizes, [float(str(row["predicted_ms"])) for row in own], ":", color=f"C{number}")
+    axes.set(xlabel="KiB", ylabel="ms (dotted: predicted)")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,76 @@
+"""Who is named while workers of a generation wait: those who are alive and have not come."""
+
+import pytest
+import torch.distributed as dist
+
+from hocket.comm.generation_watch import GenerationWatch
+from hocket.errors import DeadlineExceeded
+from hocket.transport.network_group import Among
+from hocket.transport.waiting import NOTICE, Patience
+
+TIMEOUT = 100.0
+NUMBERS = (0, 2, 3, 5)
+
+
+class Hour:
+    """A clock that tests set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Town:
+    """The watches of a generation in which one worker has died."""
+
+    def __init__(self) -> None:
+        store, hosts = dist.HashStore(), {number: f"host {number}" for number in NUMBERS}
+        live = [number for number in NUMBERS if number != 5]
+        self.hour = Hour()
+        self.watches = {
+            number: GenerationWatch(number, NUMBERS, hosts, store, lambda: live, TIMEOUT) for number in live
+        }
+        for watch in self.watches.values():
+            watch._asked = float("inf")  # it is the gathering that is tested, not who is lost
+
+    def wait(self, *numbers: int, what: str = "a sum", seconds: float, members: tuple[int, ...] = ()) -> None:
+        """Let workers look, one after the other, after so many seconds of a wait that begins now."""
+        patience = {number: Patience(TIMEOUT, self.hour) for number in numbers}
+        for passed in (3.0, seconds):
+            self.hour.now += passed
+            for number in numbers:
+                watch = Among(self.watches[number], members) if members else self.watches[number]
+                watch.look(what, patience[number])
+
+
+@pytest.fixture
+def town() -> Town:
+    return Town()
+
+
+def test_the_first_of_those_who_wait_names_those_who_do_not(town: Town, capfd: pytest.CaptureFixture[str]) -> None:
+    town.wait(0, 3, seconds=NOTICE)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("hocket: ranks 0, 3 waited 33 s for rank 2 (alive) in a sum; giving up after 100 s")
+
+
+def test_who_waits_no_longer_is_named(town: Town, capfd: pytest.CaptureFixture[str]) -> None:
+    town.wait(0, 2, 3, seconds=10)
+    assert not capfd.readouterr().err
+    for watch in town.watches.values():
+        watch.rest()
+    town.wait(0, seconds=NOTICE)
+    assert "rank 0 waited 33 s for ranks 2, 3 (alive) in a sum" in capfd.readouterr().err
+
+
+def test_who_is_not_in_the_group_is_not_named(town: Town, capfd: pytest.CaptureFixture[str]) -> None:
+    town.wait(0, seconds=NOTICE, members=(0, 3))
+    assert "rank 0 waited 33 s for rank 3 (alive) in a sum" in capfd.readouterr().err
+
+
+def test_the_end_of_patience_names_all(town: Town) -> None:
+    town.wait(3, what="a mean", seconds=1)
+    says = r"^rank 0 waited 100 s in a sum for rank 2 \(alive\); rank 3 waits in a mean: see"
+    with pytest.raises(DeadlineExceeded, match=says):
+        town.wait(0, seconds=TIMEOUT)
