@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from server.serving import until
 
 from hocket.comm import wire_peers
 from hocket.comm.graphs import Graph
@@ -373,20 +374,22 @@ def test_a_link_that_broke_is_made_anew_and_nothing_is_lost(push_sum: bool, noti
 def test_a_link_that_cannot_be_made_anew_waits_for_the_end_of_the_pass(
     noticed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No wire can: links keep what makes another one, so this is set before they are made."""
     size, graph = 3, Graph("complete")
     vectors, meeting = [vector(rank) for rank in range(size)], Meeting(size)
+    monkeypatch.setattr(WirePeers, "_renew", lambda *_: None)
 
     def work(peers: Any, rounds: Rounds) -> list[int]:
         for number in range(2):
             rounds.begin_pass(number)
             if number == 0 and peers.rank == 0:
-                monkeypatch.setattr(WirePeers, "_renew", lambda *_: None)
                 cut(peers, 1, noticed)
             for turn in range(4):
                 mix(graph, rounds, peers.rank, vectors[peers.rank], turn)
             rounds.rest(for_good=True)
             meeting.gather(peers.rank)("", b"")
             if number == 0:
+                assert list(peers.lost) == ([1 - peers.rank] if peers.rank < 2 else [])
                 peers.repair([(0, 1)], meeting.gather(peers.rank))
         return peers.live
 
@@ -400,6 +403,45 @@ def test_a_link_that_cannot_be_made_anew_waits_for_the_end_of_the_pass(
         f"hocket: rank {one} has lost its link to rank {other}, and makes a new one" for one, other in [(0, 1), (1, 0)]
     ]
     assert sorted(told) == lines
+
+
+def test_a_link_that_one_end_has_given_up_is_not_taken_up_by_the_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end that has not noticed makes another wire while the first one waits for a new link."""
+    heard: list[int] = []
+    meeting, tried, find = Meeting(2), threading.Event(), WirePeers._find
+
+    def make(peers: Peers) -> None:
+        peers.handlers[PeerKind.DATA] = lambda rank, message, _: heard.append(message.sequence)
+
+    def find_and_tell(peers: WirePeers, *args: Any, **options: Any) -> Any:
+        found = find(peers, *args, **options)
+        if peers.rank == 0 and peers._is_connecting:
+            tried.set()
+        return found
+
+    with workers(2, make) as found:
+        (first, _), (second, _) = found
+        for number in range(5):
+            second.send(0, PeerKind.DATA, {}, sequence=number)
+        until(lambda: len(heard) == 5)
+        monkeypatch.setattr(WirePeers, "_find", find_and_tell)
+
+        def gather(what: str, data: bytes) -> Mapping[int, bytes]:
+            if "lost" in what:
+                assert tried.wait(10)
+            return meeting.gather(0)(what, data)
+
+        def repair_late() -> None:
+            assert tried.wait(10)
+            second.repair([(0, 1)], meeting.gather(1))
+
+        together(lambda work: work(), [(lambda: first.repair([(0, 1)], gather),), (repair_late,)])
+        sent = Sending(1)
+        second.send(0, PeerKind.DATA, {}, sequence=5, sent=sent)
+        assert sent.wait(10) and heard == list(range(6)) and first.live == second.live == [0, 1]
+    assert all("makes a new one" in line for line in capsys.readouterr().err.splitlines())
 
 
 @pytest.mark.parametrize("accepts", [True, False])

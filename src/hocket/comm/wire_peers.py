@@ -5,6 +5,7 @@ the other end receives them (see ``outgoing``). A thread that receives sends not
 (it leaves the rest to the threads that send), so that two workers which both have much to say cannot block each other.
 
 A wire that breaks is made anew at once, and goes on after the last message that was heard: every message is heard once.
+A link that the other end has given up is not taken up again: there its count of messages heard would begin at 0.
 A worker to which no wire can be made has died, or has said goodbye. A newcomer makes wires to all others, and says on
 each where it is reached: before it is heard there, a wire leads back to it.
 """
@@ -204,7 +205,7 @@ class WirePeers(Peers):
         if self._is_closed or not is_known:
             return None
         try:
-            return self._reach(out.rank, where, {"link": out.link}, _AGAIN)
+            return self._reach(out.rank, where, {"link": out.link, "goes_on": True}, _AGAIN)
         except JobError:
             return None
 
@@ -229,13 +230,13 @@ class WirePeers(Peers):
         try:
             wire.connection.settimeout(_KNOCK)
             said = wire.receive().head
-            link, where = str(said["link"]), said.get("where")
+            link, where, goes_on = str(said["link"]), said.get("where"), bool(said.get("goes_on"))
             wire.connection.settimeout(None)
         except (JobError, OSError, KeyError):
             return
         if where is not None and not self._welcome(rank, link, wire, where):
             return
-        incoming = self._find(link, wire, rank)
+        incoming = self._find(link, wire, rank, is_known=goes_on)
         if incoming is None:
             return
         with incoming.lock:  # whoever has heard the wire before this one has come to an end
@@ -278,15 +279,15 @@ class WirePeers(Peers):
                     self._out[rank] = Outgoing(rank, back, out_wire, self._renew, self._lose_outgoing)
         return True
 
-    def _find(self, link: str, wire: Wire, rank: int) -> _Incoming | None:
-        """To what a new wire belongs; None if it is not wanted."""
+    def _find(self, link: str, wire: Wire, rank: int, *, is_known: bool) -> _Incoming | None:
+        """To what a new wire belongs, which is a link known to both ends or a new one; None if it is not wanted."""
         with self._lock:
             is_one = 0 <= rank < self._config.size or rank in self._where
             if not is_one or rank in self.lost or self._is_closed:
                 return None
             found = before = self._incoming.get(rank)
             if found is None or found.link != link:
-                if not self._is_connecting:
+                if is_known or not self._is_connecting:
                     return None
                 found = self._incoming[rank] = _Incoming(link, wire)
             ended = before.wire if before is not None else None
@@ -296,12 +297,16 @@ class WirePeers(Peers):
         return found
 
     def _lose_outgoing(self, out: Outgoing) -> None:
-        if self._out.get(out.rank) is out:
-            self._lose(out.rank)
+        self._lose(out.rank, out)
 
-    def _lose(self, rank: int) -> None:
-        """No wire leads to a worker: close both, so that the worker notices if it is alive after all."""
+    def _lose(self, rank: int, ended: Outgoing | None = None) -> None:
+        """No wire leads to a worker: close both, so that the worker notices if it is alive after all.
+
+        If it is known what has ``ended``, this does nothing where another link is in its place.
+        """
         with self._lock:
+            if ended is not None and self._out.get(rank) is not ended:
+                return
             out, incoming = self._out.pop(rank, None), self._incoming.get(rank)
             if self._is_closed or rank in self.lost:
                 return
