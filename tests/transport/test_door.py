@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ def test_other_programs_are_refused(said: bytes) -> None:
     with opened() as (made, guests):
         with socket.create_connection((ADDRESS, made.port)) as stranger:
             stranger.sendall(said)
-            stranger.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # the door may have hung up already
+                stranger.shutdown(socket.SHUT_WR)
             until(lambda: guests.refused[REASON] == 1)
         assert not guests.names
 
@@ -161,7 +162,7 @@ def test_a_thousand_idle_connections_are_not_in_the_way() -> None:
                 late = knock(made.port, 2)
                 speak(late, 20)
                 until(lambda: guests.refused[REASON] >= 1000 - door._STRANGERS)
-                assert threads() <= door._STRANGERS + 2
+                until(lambda: threads() <= door._STRANGERS + 2)  # who was refused leaves a moment later
             until(lambda: guests.refused[REASON] == 1000)
             speak(early)
             speak(late)
