@@ -313,7 +313,7 @@ def break_links(strategy: str, times: int, is_for_good: bool) -> tuple[list[int]
         for count, (x,) in enumerate(loader):
             if hocket.rank() == 0 and count in range(3, 3 + times) and epoch == 0:
                 if is_for_good:
-                    peers._renew = lambda _: None
+                    peers._out[1]._renew = lambda _: None
                 (peers._out[1] if count % 2 else peers._incoming[1]).wire.close()
             step_constant(model, optimizer, x)
             steps[epoch] += 1
