@@ -82,9 +82,9 @@ def coordinator(workers: int, timeout: float = 20.0) -> Iterator[tuple[HostedCoo
 
 
 @contextmanager
-def watched(hosts: Sequence[str], timeout: float = 20.0, *, is_of_rank_0: bool = False) -> Iterator[Watched]:
+def watched(hosts: Sequence[str], *, is_of_rank_0: bool = False) -> Iterator[Watched]:
     """Watches of ranks on ``hosts``, which all are this process, until the end of the block."""
-    with coordinator(len(hosts), timeout) as (hosted, config):
+    with coordinator(len(hosts)) as (hosted, config):
         said: list[str] = []
         hosted.service.say = said.append
         with ThreadPoolExecutor(len(hosts)) as threads:
@@ -217,14 +217,16 @@ def test_who_waits_no_longer_is_not_named(no_beat: None) -> None:
 
 
 def test_who_does_not_arrive_is_named_with_all_stacks(no_beat: None, capfd: pytest.CaptureFixture[str]) -> None:
-    with watched(HOSTS, timeout=1.0) as job:
+    with watched(HOSTS) as job:
+        job.watches[0]._timeout = 1.0
         with pytest.raises(DeadlineExceeded, match=r"^rank 0 waits in a sum, for 1 s, for ranks 1, 2 on b: the stacks"):
             job.wait(0, "a sum").result()
         assert capfd.readouterr().err.count("(most recent call first)") >= 3
 
 
 def test_who_is_not_in_a_group_is_not_named(no_beat: None) -> None:
-    with watched(HOSTS, timeout=1.0) as job:
+    with watched(HOSTS) as job:
+        job.watches[0]._timeout = 1.0
         over = Among(job.watches[0], [0, 2])
         with pytest.raises(DeadlineExceeded, match=r"^rank 0 waits in a sum, for 1 s, for rank 2 on b: the stacks"):
             over.wait(threading.Event().wait, "a sum")

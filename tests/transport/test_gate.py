@@ -62,14 +62,17 @@ def test_a_disagreement_is_told_to_all(pool: Pool) -> None:
 
 
 def wait_for_the_slow() -> None:
+    gate().meet(0, 0, "the beginning")
     if hocket.rank() == 1:
-        time.sleep(4)
+        while not (gate().has_left(0) and gate().has_left(2)):
+            time.sleep(0.01)
+        return
+    gate().timeout = 2.0  # only now: to join takes time, too
     gate().meet(1, 0, "the exchange of step 3")
 
 
 def test_a_rank_that_does_not_come_in_time_is_named(pool: Pool) -> None:
-    pool.run(3, os.getpid)  # to join takes time, too
-    outcomes = pool.outcomes(3, wait_for_the_slow, timeout=2.0)
+    outcomes = pool.outcomes(3, wait_for_the_slow)
     for rank in (0, 2):
         assert outcomes[rank].kind == "DeadlineExceeded"
         assert "ranks 0, 2 waited 2 s in the exchange of step 3 for rank 1" in outcomes[rank].message
