@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,6 +29,8 @@ os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a
 START = str(Path(__file__).parent / "start")  # a sitecustomize with which processes start in half the time
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (START, os.environ.get("PYTHONPATH"))))
 RIGS = f"t{SESSION[:6]}-"  # with which the names of all rigs of this session begin
+settings.register_profile("untimed", deadline=None)  # else an example that takes 0.2 s on a busy machine has failed
+settings.load_profile("untimed")
 torch.set_num_threads(1)  # here; more of them would wait for each other while workers need the cores
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:  # in the background of a script, or under nohup

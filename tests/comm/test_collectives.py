@@ -122,14 +122,14 @@ def many(seed: int) -> list[Any]:
     return results
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), workers=st.integers(2, 5))
 def test_any_sequence_gives_all_ranks_the_same(pool: Pool, seed: int, workers: int) -> None:
     results = pool.run(workers, many, seed)
     assert all(result == results[0] for result in results)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), hosts=st.sampled_from([(1, 1), (2, 1), (1, 1, 1), (2, 3)]))
 def test_any_sequence_over_tcp(pool: Pool, seed: int, hosts: tuple[int, ...]) -> None:
     results = pool.run(sum(hosts), many, seed, hosts=hosts)

@@ -76,7 +76,7 @@ class Watching(Guard):
         return super().explain(error, what)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(list(OPERATIONS)),
     size=st.integers(2, 4),

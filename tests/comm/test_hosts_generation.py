@@ -291,7 +291,7 @@ def test_killed(pool: Pool, hosts: tuple[int, ...], deaths: dict[int, int]) -> N
     assert any("lost" in str(each) for each in left[0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     size=st.integers(2, 4),
     deaths=st.dictionaries(st.integers(0, 3), st.integers(0, 90), min_size=1, max_size=2),
@@ -307,7 +307,7 @@ def test_a_loss_is_at_the_same_place_for_all(size: int, deaths: dict[int, int], 
 @pytest.mark.parametrize(
     "name", ["tree", "hierarchical", *(rarely(name) for name in ("halving_doubling", "star", "ring", "direct"))]
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     size=st.integers(3, 4),
     deaths=st.dictionaries(st.integers(0, 3), st.integers(0, 90), min_size=1, max_size=2),

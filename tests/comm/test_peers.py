@@ -109,7 +109,7 @@ def test_rounds_are_the_matrix(topology: str, fields: dict[str, Any]) -> None:
     assert torch.allclose(torch.stack([flats[0] for flats in vectors]), expected, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     size=st.integers(2, 5), topology=st.sampled_from(["ring", "torus", "exponential", "complete", "pairs"]),
     seed=st.integers(0, 1000),

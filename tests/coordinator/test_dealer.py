@@ -23,7 +23,7 @@ def ignore(ranks: list[int], seconds: float) -> None:
     """Nobody is told."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), total=st.integers(0, 12), known=st.booleans())
 def test_every_batch_is_done_once_whatever_happens(data: st.DataObject, total: int, known: bool) -> None:
     """Workers take, push, finish, give back and die in any order; one of them stays to the end.
@@ -137,7 +137,7 @@ def test_an_epoch_that_is_over_stays_so() -> None:
     assert queue.take(1, 2, 2) == "held"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     taken=st.integers(0, 8),
     finished=st.sets(st.integers(0, 7)),
@@ -166,7 +166,7 @@ def test_a_queue_goes_on_from_its_state(taken: int, finished: set[int], applied:
     assert sorted(rest) == sorted(set(range(total)) - {n for n in numbers if n in finished | applied})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), ranks=st.integers(1, 4), rounds=st.integers(0, 5), known=st.booleans())
 def test_workers_in_step_have_their_own_and_then_what_others_leave(
     data: st.DataObject, ranks: int, rounds: int, known: bool
@@ -221,7 +221,7 @@ def test_workers_in_step_have_their_own_and_then_what_others_leave(
     assert sorted(done + held[0]) == list(range(total))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), total=st.integers(0, 30), in_step=st.booleans(), workers=st.integers(1, 3))
 def test_every_batch_is_done_once_with_workers_that_come(
     data: st.DataObject, total: int, in_step: bool, workers: int

@@ -47,7 +47,7 @@ class Dead:
         raise Closed("it was killed")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(workers=st.integers(1, 4), rounds=st.integers(1, 5))
 def test_all_get_what_all_give(workers: int, rounds: int) -> None:
     meetings = Met(workers)

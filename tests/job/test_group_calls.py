@@ -35,20 +35,20 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=WITH_POOL)
+@settings(max_examples=6, suppress_health_check=WITH_POOL)
 @given(seed=st.integers(0, 10**6), workers=st.integers(1, 5))
 @example(seed=0, workers=5)
 def test_on_one_host(pool: Pool, seed: int, workers: int) -> None:
     pool.run(workers, make_all, seed, workers)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=WITH_POOL)
+@settings(max_examples=4, suppress_health_check=WITH_POOL)
 @given(seed=st.integers(0, 10**6), place=st.sampled_from(list(PLACES)[1:]))
 def test_between_hosts(pool: Pool, seed: int, place: str) -> None:
     pool.run(3, make_all, seed, 3, **PLACES[place])
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 10**6), workers=st.integers(1, 6), latency=st.sampled_from([0.0, 0.1]))
 def test_simulated(seed: int, workers: int, latency: float) -> None:
     SimulatedJob(workers, speed=Speed(latency, 1e9)).run(lambda: make_all(seed, workers))

@@ -128,7 +128,7 @@ def test_the_same_samples_as_one_process(pool: Pool, kind: str, processes: int) 
         assert merge([rank[epoch] for rank in many]) == expected
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(["in order", "stream", "sized stream", "batch sampler", "no batches", "random"]),
     workers=st.integers(2, 5),
@@ -158,7 +158,7 @@ def test_samplers_without_a_generator_agree_and_change_every_epoch(pool: Pool, k
         assert sorted(first) == sorted(second) == list(range(40))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     workers=st.integers(1, 4),
     count=st.integers(1, 40),

@@ -12,7 +12,7 @@ from hocket.job.loader.sharding import Plan, ShardedIndices
 from hocket.job.randomness import OwnRandom
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     total=st.integers(0, 40),
     runs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.randoms()), max_size=4),

@@ -93,7 +93,7 @@ def test_clocks_of_other_hosts_are_set_right(tmp_path: Path) -> None:
     assert times["here"] == pytest.approx(times["there"], abs=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(0, 1))
 def test_a_file_that_was_cut_anywhere_is_repaired(tmp_path_factory: pytest.TempPathFactory, where: float) -> None:
     path = tmp_path_factory.mktemp("cut") / "out.json"

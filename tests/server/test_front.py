@@ -68,7 +68,7 @@ def test_any_head_of_any_kind(to_coordinator: bool) -> None:
     with serve(2, timeout=0.02) as served, client(links(served, 0), 0, 2) as made:
         trainer = Trainer(copy(made, ASYNCHRONOUS))
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
         @given(kind=st.sampled_from([*Kind, *Ask]) | st.integers(0, 255), head=HEADS, body=st.binary(max_size=40))
         def nonsense(kind: int, head: dict[str, Any], body: bytes) -> None:
             if kind == Talk.BYE:
@@ -95,7 +95,7 @@ def test_any_bytes(to_coordinator: bool) -> None:
         trainer = Trainer(copy(made, ASYNCHRONOUS))
         begin = st.just(b"") | st.just(MAGIC + bytes([VERSION]))
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=150)
         @given(data=st.tuples(begin, st.binary(max_size=100)).map(b"".join))
         def nonsense(data: bytes) -> None:
             wire, _ = join(served, to_coordinator)

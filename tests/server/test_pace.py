@@ -139,7 +139,7 @@ class Workers(RuleBasedStateMachine):
 
 
 TestWorkers = Workers.TestCase
-TestWorkers.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestWorkers.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 @given(bound=st.integers(0, 5), workers=st.integers(2, 5))

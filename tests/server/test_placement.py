@@ -42,7 +42,7 @@ def check(found: Placement, tensors: list[torch.Tensor], servers: int) -> None:
         assert present[i] >= 1, f"tensor {i} is on no server"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(described=TENSORS, servers=st.integers(1, 7), method=st.sampled_from(METHODS), whole=st.booleans())
 def test_every_element_is_on_one_server(
     described: list[tuple[int, str]], servers: int, method: str, whole: bool
@@ -57,7 +57,7 @@ def test_every_element_is_on_one_server(
         assert all(each.shape == tuple(tensors[each.index].shape) for part in found.slices for each in part)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(described=TENSORS, servers=st.integers(1, 5), method=st.sampled_from(METHODS))
 def test_a_server_can_hold_what_it_is_given(described: list[tuple[int, str]], servers: int, method: str) -> None:
     """The parts lie there as in the workers' buffers, without gaps."""
@@ -76,7 +76,7 @@ def test_a_server_can_hold_what_it_is_given(described: list[tuple[int, str]], se
     sizes=st.lists(st.integers(1, 300_000), min_size=1, max_size=15),
     servers=st.integers(1, 6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_parts_are_equal_but_for_small_tensors(sizes: list[int], servers: int) -> None:
     tensors = [torch.empty(size, device="meta") for size in sizes]
     found = place(tensors, [0] * len(tensors), servers, "partitioned", whole=False)
@@ -85,7 +85,7 @@ def test_parts_are_equal_but_for_small_tensors(sizes: list[int], servers: int) -
 
 
 @given(sizes=st.lists(st.integers(1, 10_000), min_size=1, max_size=30), servers=st.integers(1, 6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_greedy_is_never_worse_than_the_largest_tensor(sizes: list[int], servers: int) -> None:
     tensors = [torch.empty(size, device="meta") for size in sizes]
     found = place(tensors, [0] * len(tensors), servers, "greedy", whole=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies.test_laws import OPTIMIZERS
 
@@ -45,7 +45,6 @@ def test_it_makes_the_same_steps(name: str) -> None:
 PLAIN = st.none() | st.booleans() | st.integers(-(2**50), 2**50) | st.floats(allow_nan=False) | st.text()
 
 
-@settings(deadline=None)
 @given(values=st.dictionaries(st.text(min_size=1), st.recursive(PLAIN, lambda v: st.lists(v) | st.tuples(v, v))))
 def test_values_of_groups_come_back_as_they_were(values: dict[str, Any]) -> None:
     values.pop("params", None)

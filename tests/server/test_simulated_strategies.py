@@ -20,7 +20,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 ]
 Times = list[list[float]]  # seconds of every step of every worker
 
-few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 seconds = st.floats(0.01, 10.0)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import StrategyError
@@ -19,7 +19,6 @@ VALUES = TENSORS | st.none() | st.booleans() | st.integers(-(2**50), 2**50) | st
 STORED = st.builds(Stored, st.integers(0, 9), st.integers(0, 9), st.text(), VALUES)
 
 
-@settings(deadline=None)
 @given(stored=st.lists(STORED, max_size=6))
 def test_what_is_packed_comes_out(stored: list[Stored]) -> None:
     packed = states.pack(stored)

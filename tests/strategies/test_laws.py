@@ -88,7 +88,7 @@ def test_narrow_types(pool: Pool, dtype: str, workers: int, strategy: str) -> No
     check(pool, Case(dtype=dtype), workers, strategy, {"float32": 1e-4, "bfloat16": 0.1}[dtype])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     workers=st.integers(1, 5),
     strategy=st.sampled_from(STRATEGIES),

@@ -125,7 +125,7 @@ def test_downpour_without_adagrad_is_sgd(pool: Pool) -> None:
         assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     workers=st.integers(1, 4),
     servers=st.integers(1, 3),

@@ -62,7 +62,6 @@ def _send(connection: socket.socket, data: bytes) -> None:
         pass
 
 
-@settings(deadline=None)
 @given(
     kind=st.integers(0, 255),
     sequence=st.integers(0, 2**64 - 1),
@@ -180,7 +179,7 @@ def test_what_is_too_long_is_not_sent() -> None:
         assert right.receive().sequence == 2
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.binary(max_size=200) | st.builds(lambda tail: MAGIC + bytes([VERSION]) + tail, st.binary(max_size=200)))
 @example(b"")
 @example(frame())
@@ -191,7 +190,7 @@ def test_arbitrary_bytes_are_a_message_or_refused(data: bytes) -> None:
         pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), head=HEADS, body=st.binary(max_size=50))
 def test_mutations_of_a_message_are_a_message_or_refused(
     data: st.DataObject, head: dict[str, Any], body: bytes

@@ -99,7 +99,7 @@ def test_who_adds_up_all_values_rounds_once(name: str, dtype: torch.dtype) -> No
     assert all(torch.equal(each, expected) for each in mine)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(sorted(MAKES)),
     size=st.integers(1, 9),
@@ -177,7 +177,7 @@ def any_groups(draw: st.DrawFn) -> tuple[int, Group]:
     return size, levels(draw, draw(st.permutations(range(size))), draw(st.integers(0, 3)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(made=any_groups(), count=st.integers(0, 3000), root=st.integers(0, 8))
 def test_any_levels(made: tuple[int, Group], count: int, root: int) -> None:
     size, groups = made
