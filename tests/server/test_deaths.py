@@ -126,7 +126,10 @@ def until_stopped(pid: int) -> None:
 
 
 def train_with_stop(strategy: str, folder: str) -> dict[str, Any]:
-    """The victim stops with a gradient in hand, until another worker has made many more steps."""
+    """The victim stops with a gradient in hand, until another worker has made many more steps.
+
+    The servers have more patience than a worker needs that runs on a busy machine: nobody else is to be late.
+    """
     done, pid, again = Path(folder) / "done", Path(folder) / "pid", Path(folder) / "again"
     model, optimizer, loader = start(strategy, batches=60)
     since = 0
@@ -151,7 +154,7 @@ def train_with_stop(strategy: str, folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("strategy", "late"),
-    [("bsp(patience=0.5)", 1), ("ssp(staleness=1, patience=0.5)", 1), ("asynchronous(patience=0.5)", 0)],
+    [("bsp(patience=2)", 1), ("ssp(staleness=1, patience=2)", 1), ("asynchronous(patience=2)", 0)],
 )
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_a_stopped_worker(pool: Pool, tmp_path: Path, strategy: str, late: int, transport: str) -> None:
