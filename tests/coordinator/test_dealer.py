@@ -274,6 +274,7 @@ def test_every_batch_is_done_once_with_workers_that_come(
                 live.remove(rank)
                 queue.leave(rank, 1)
     assert sorted(done) == list(range(total))
+    assert not in_step or sum(queue._now.got.values()) == total
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -302,7 +303,7 @@ def test_a_newcomer_is_in_step(number: int) -> None:
     if number == 1:
         assert rest == [[12, 13, 14], [15, 16, 17], [18, 19, 20], [21, 22, 23], [24, 25, 26]]
         assert deal(0, 1, 2) == [27, 28, 29] and deal(0, 1) == [7, 10]
-        assert queue.mean(1) == 10
+        assert queue.total(1) == total == sum(queue._now.got.values())
     else:
         assert [row[:3] for row in rest] == [[3 * n + 6, 3 * n + 7, 3 * n + 8] for n in range(5)]
         assert [row[3] for row in rest] == [24, 25, 26, 27, 28]

@@ -167,8 +167,7 @@ def test_a_newcomer_that_is_killed_while_it_joins_is_replaced(
 @pytest.mark.parametrize(
     ("strategy", "processes"),
     [
-        # A known defect: now and then the workers' schedules are a step apart at the end.
-        pytest.param("asynchronous", 1, marks=pytest.mark.all_combinations),
+        ("asynchronous", 1),
         pytest.param("bsp", 0, marks=pytest.mark.all_combinations),
         pytest.param("gossip", 1, marks=pytest.mark.all_combinations),
         pytest.param("hogwild", 0, marks=pytest.mark.all_combinations),

@@ -2,9 +2,7 @@
 
 import os
 import time
-import types
 from pathlib import Path
-from typing import Any
 
 import torch
 from pool import Pool
@@ -12,7 +10,8 @@ from strategies.training import Case, make
 from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, OneCycleLR, SequentialLR, StepLR
 
 import hocket
-from hocket.job.schedules import Following
+from hocket.capture.collector import BackwardPasses
+from hocket.job.schedules import Following, LoopPace
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -23,7 +22,7 @@ def test_a_slow_worker_takes_several_steps_at_once_and_a_fast_one_fewer() -> Non
     for own, everyone in ((1, 4.0), (7, 4.0), (4, 4.0)):
         trained = optimizer()
         scheduler = LinearLR(trained, 1.0, 0.0, total_iters=100)
-        pace: Any = types.SimpleNamespace(own=0, pace=0.0)
+        pace = LoopPace(BackwardPasses())
         following = Following(pace, [trained])
         for batch in range(1, 10 * own + 1):
             pace.own, pace.pace = batch, batch * everyone / own
@@ -43,7 +42,8 @@ def test_schedulers_made_of_others_and_those_of_other_optimizers() -> None:
     sequential = SequentialLR(trained, parts, milestones=[4])
     chained = ChainedScheduler([StepLR(trained, 3)], optimizer=trained)
     strange = StepLR(other, 2)
-    pace: Any = types.SimpleNamespace(own=1, pace=3.0)
+    pace = LoopPace(BackwardPasses())
+    pace.own, pace.pace = 1, 3.0
     following = Following(pace, [trained])
     trained.step()
     other.step()
@@ -57,16 +57,32 @@ def test_schedulers_made_of_others_and_those_of_other_optimizers() -> None:
 def test_a_worker_that_had_fewer_batches_in_the_end_comes_to_the_same_place() -> None:
     trained = optimizer()
     scheduler = LinearLR(trained, 1.0, 0.0, total_iters=100)
-    pace: Any = types.SimpleNamespace(own=0, pace=0.0)
+    pace = LoopPace(BackwardPasses())
     following = Following(pace, [trained])
     for batch in range(1, 11):
         pace.own, pace.pace = batch, batch * 2 / 3
         trained.step()
         scheduler.step()
     assert scheduler.last_epoch == 6
-    pace.pace = 8.0
+    pace.complete(8.0)
     following.complete()
     assert scheduler.last_epoch == 8
+
+
+def test_a_worker_that_had_no_batch_in_a_loop_comes_to_the_same_place() -> None:
+    trained = optimizer()
+    each_batch, each_epoch = StepLR(trained, 2), StepLR(trained, 2)
+    pace = LoopPace(BackwardPasses())
+    for batches in (10, 0):
+        pace.begin(lambda: [trained])
+        for batch in range(1, batches + 1):
+            pace.own, pace.pace = batch, batch / 2
+            trained.step()
+            each_batch.step()
+        pace.complete(8.0)
+        pace.end()
+        each_epoch.step()
+    assert (each_batch.last_epoch, each_epoch.last_epoch) == (16, 2)
 
 
 def train() -> tuple[int, float]:
@@ -89,6 +105,22 @@ def test_workers_of_uneven_speed_come_to_the_same_rate(pool: Pool) -> None:
     assert fast + slow == 40
     assert abs(fast_count - 20) <= 4
     assert abs(slow_count - 20) <= 4
+
+
+def as_they_get_ready() -> int:
+    model, trained, loader = hocket.distribute(*make(Case(samples=60, batch=3), 1), strategy="asynchronous")
+    scheduler = LinearLR(trained, 1.0, 0.0, total_iters=40)
+    for _ in range(2):
+        for x, y in loader:
+            ((model(x) - y) ** 2).mean().backward()
+            trained.step()
+            trained.zero_grad()
+            scheduler.step()
+    return scheduler.last_epoch
+
+
+def test_workers_that_take_batches_as_they_get_ready_end_each_epoch_at_the_same_rate(pool: Pool) -> None:
+    assert pool.run(2, as_they_get_ready, servers=1) == [20, 20]
 
 
 def one_cycle(dies_at: int | None) -> tuple[int, int, float]:

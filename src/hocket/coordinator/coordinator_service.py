@@ -372,8 +372,8 @@ def _tell(told: dict[str, Any], given: bytes) -> Answer:
 
 
 def _pace(dealer: Dealer, rank: int, epoch: int, found: int | str) -> dict[str, Any]:
-    """How far workers that are in step are, with a batch, and how many each had on the average, when all are done."""
-    return {"pace": dealer.pace(rank), "mean": dealer.mean(epoch) if found == "over" else None}
+    """How far workers that are in step are, with a batch, and how many batches there were, when all are done."""
+    return {"pace": dealer.pace(rank), "total": dealer.total(epoch) if found == "over" else None}
 
 
 def _name(queue: int, dealer: Dealer, rank: int | None = None) -> list[list[int]]:

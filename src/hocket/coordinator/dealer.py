@@ -97,7 +97,7 @@ class Dealer:
     ) -> None:
         self._condition, self._timeout, self._clock = condition, timeout, clock
         self._now, self._live = _Epoch(), live
-        self._mean: tuple[int, float] | None = None  # an epoch that is over, and the average batches of a worker in it
+        self._totals: dict[int, int | None] = {}  # batches of each epoch before this one
 
     def take(self, rank: int, epoch: int, total: int | None, wait: Note | None = None, ranks: int = 0) -> int | str:
         """The next batch of ``epoch`` for a worker.
@@ -117,7 +117,7 @@ class Dealer:
         """
         with self._condition:
             if epoch > self._now.number:
-                self._keep_mean()
+                self._totals[self._now.number] = self._now.total
                 self._now = _Epoch(epoch)
             if epoch == self._now.number:
                 self._enter(rank, total, ranks, helps=wait is not None)
@@ -229,16 +229,10 @@ class Dealer:
                     everyone += min(there, now.got[each] - holders[each])
             return own, min(everyone, everyone if now.total is None else now.total) / now.ranks
 
-    def mean(self, epoch: int) -> float | None:
-        """Where workers are in step: batches that a worker has had on the average, in an epoch that is over."""
+    def total(self, epoch: int) -> int | None:
+        """How many batches an epoch has, or had: when it is over, all workers together have had as many."""
         with self._condition:
-            if epoch == self._now.number:
-                self._keep_mean()
-            return self._mean[1] if self._mean is not None and self._mean[0] == epoch else None
-
-    def _keep_mean(self) -> None:
-        now = self._now
-        self._mean = (now.number, sum(now.got.values()) / now.ranks) if now.ranks else None
+            return self._now.total if epoch == self._now.number else self._totals.get(epoch)
 
     def take_more(self, rank: int, epoch: int, count: int, workers: int) -> list[int]:
         """Up to ``count`` more batches for a worker that just took one; fewer towards the end, so that none is idle.

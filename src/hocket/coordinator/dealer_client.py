@@ -22,7 +22,7 @@ class Deal:
         leases: Whether several batches are taken at once, if they are short. The queue hears with the next question
             which of them are done.
         in_step: Whether all workers take equally many batches, each its own, as long as no worker is lost.
-        mean: Batches that a worker has had on the average in the pass that is over; None where that is not counted.
+        mean: Batches that a worker has had on the average in the pass that is over; None before its end.
         before_state: Called before the queue is asked for its state; may tell which batches are done.
     """
 
@@ -127,7 +127,7 @@ class Deal:
         if isinstance(answer["batch"], int) and answer["pace"] is not None:
             own, everyone = answer["pace"]
             self._paces[answer["batch"]] = own, everyone
-        self.mean = answer["mean"]
+        self.mean = None if answer["total"] is None else answer["total"] / self._coordinator.workers
         self._asked, self._got = self._clock(), 1 + len(more)
         self._overdue = self._asked + 2 * _LEASE
         return answer["batch"], more

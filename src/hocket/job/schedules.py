@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -29,6 +30,7 @@ class LoopPace:
         self._passes, self._followed = passes, 0  # backward passes when the last batch was followed
         self._following: Following | None = None
         self._inherited: tuple[int, dict[int, list[int]]] = 0, {}
+        self._usual: WeakKeyDictionary[LRScheduler, float] = WeakKeyDictionary()
 
     def place(self, scheduler: object) -> list[int]:
         """Calls of a scheduler's ``step`` in this loop, and steps that it has taken, for a newcomer."""
@@ -50,6 +52,16 @@ class LoopPace:
         if self._passes.count > self._followed:  # else it is another loop's part of the same batch
             self.own += 1
         self._followed, self.pace = self._passes.count, pace
+
+    def due(self, scheduler: LRScheduler, calls: int) -> int:
+        """Steps that a scheduler has to have taken in this loop, after so many calls of its ``step``.
+
+        A worker that had no batch at all goes by its calls for each batch in the loops before.
+        """
+        if self.own:
+            self._usual[scheduler] = calls / self.own
+            return int(calls * self.pace / self.own + 1e-9)
+        return max(calls, int(self._usual.get(scheduler, 0.0) * self.pace + 1e-9))
 
     def complete(self, pace: float) -> None:
         """All batches are done; a worker that had fewer than others in the end takes the steps that it missed."""
@@ -90,8 +102,8 @@ class Following:
             self._catch_up(scheduler, kind)
 
     def _catch_up(self, scheduler: LRScheduler, kind: type[LRScheduler]) -> None:
-        counts, pace = self.counts[id(scheduler)], self._pace
-        due = int(counts[0] * pace.pace / pace.own + 1e-9) if pace.own else counts[0]
+        counts = self.counts[id(scheduler)]
+        due = self._pace.due(scheduler, counts[0])
         for _ in range(due - counts[1]):
             kind.step(scheduler)
         counts[1] = max(counts[1], due)
