@@ -16,7 +16,7 @@ from hocket.launch import leftovers
 from hocket.observe.reader import read
 from hocket.observe.show import details
 from launch.test_faults import cmdline, mark_of
-from launch.test_served_jobs import HOCKET, find, finish, read_until, started
+from launch.test_served_jobs import HOCKET, TRAIN, find, finish, read_until, started
 
 GOES_ON = ("-n", "3", "--on-loss", "continue", "--check-replicas", "1")
 FLAGS = (*GOES_ON, "--checkpoint", "saved", "--checkpoint-every", "4")
@@ -167,6 +167,24 @@ def test_a_job_that_cannot_go_on_is_saved_before_it_ends(tmp_path: Path, flags: 
         assert job.returncode == 143, heard + err
         assert "the same command continues from it" in err, heard + err
     assert saved_step(tmp_path) >= 2
+
+
+AFTER_TRAINING = TRAIN + """
+print("trained", flush=True)
+while os.path.exists("wait for notice"):
+    time.sleep(0.01)
+"""
+
+
+def test_a_script_that_comes_to_its_end_in_spite_of_notice_has_finished(tmp_path: Path) -> None:
+    (tmp_path / "wait for notice").touch()
+    with started(tmp_path, "-n", "2", script=AFTER_TRAINING) as job:
+        read_until(job.stdout, "trained", 2)
+        job.send_signal(signal.SIGTERM)
+        heard = read_until(job.stderr, "SIGTERM: the workers have 30 s")
+        (tmp_path / "wait for notice").unlink()
+        _, err = finish(job)
+        assert job.returncode == 0 and "ended by" not in err, heard + err
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ print("batches", int(hocket.total(steps)), flush=True)
 
 
 @contextmanager
-def started(folder: Path, *flags: str) -> Iterator["subprocess.Popen[str]"]:
-    (folder / "train.py").write_text(TRAIN)
+def started(folder: Path, *flags: str, script: str = TRAIN) -> Iterator["subprocess.Popen[str]"]:
+    (folder / "train.py").write_text(script)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HOCKET_RUN_DIR": str(folder / "runs")}
     job = subprocess.Popen(
         [*HOCKET, "run", *flags, "train.py"], cwd=folder, env=env, text=True, stdin=subprocess.DEVNULL,

@@ -169,7 +169,8 @@ class RegroupingCommunicator(Communicator):
 
     def _is_time(self, place: int) -> bool:
         """Whether somebody is to join or leave now; the same on all ranks that are at the same place."""
-        counters, is_late = self._counters, time.monotonic() >= self._next_look
+        counters = self._counters
+        is_late = self._has_asked or time.monotonic() >= self._next_look  # its own wish rank 0 knows at once
         if self.size > 1 and counters is None:
             return self._is_time_on_hosts(place)
         if self.rank == 0 and is_late and (counters is None or not counters.of(0)):

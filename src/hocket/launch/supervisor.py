@@ -106,6 +106,7 @@ class _Supervisor:
         self._received, self._gives_notice = received, gives_notice
         self._output = Output(screen, logs)
         self._failed_at: dict[CrewMember, float] = {}
+        self._is_finished = False  # whether all workers came to the end of the script, though they had notice
         self._started = time.monotonic()
         self._newcomers = Newcomers(job, crew, listener)
         self._losses = Losses(job, crew, listener, self._newcomers)
@@ -142,7 +143,7 @@ class _Supervisor:
         self._screen.close()
         checkpoint = self._listener.last_checkpoint(self._job.settings.get("checkpoint"))
         size, seconds = self._losses.size, time.monotonic() - self._started
-        if asked is not None:
+        if asked is not None and not self._is_finished:
             return report.stopped(asked, checkpoint)
         limit = [f"hocket: {line}" for line in self._losses.limits]
         if losses:
@@ -276,23 +277,26 @@ class _Supervisor:
         if not workers or not all(worker.leaves for worker in workers):
             return
         seconds = float(self._job.setting("notice"))
-        self._listener.say(
+        line = (
             f"hocket: SIGTERM: the workers have {seconds:g} s to finish their batch and end; another signal ends them "
             "at once"
         )
-        self._press(workers, signal.SIGTERM, seconds + _GRACE)  # they say it themselves when the time is over
+        self._press([*workers], signal.SIGTERM, seconds + _GRACE, line)  # they say it themselves when the time is over
+        self._is_finished = all(worker.returncode == 0 and not worker.has_left for worker in workers)
         running[:] = [member for member in running if member.is_running]
 
-    def _press(self, running: list[CrewMember], number: signal.Signals, seconds: float) -> None:
+    def _press(self, running: list[CrewMember], number: signal.Signals, seconds: float, line: str = "") -> None:
         """Send a signal to each, and wait for their end; a signal to the launcher hastens it.
 
         SIGINT is for workers, whose script may catch it; other processes get SIGTERM in its place. Members that have
-        ended are removed from ``running``.
+        ended are removed from ``running``. ``line`` is said when all have the signal.
         """
         interrupts = len(self._received)
         for member in running:
             is_quiet = number == signal.SIGINT and not member.is_worker
             self._crew.signal(member, signal.SIGTERM if is_quiet else number)
+        if line:
+            self._listener.say(line)
         deadline = time.monotonic() + seconds
         while running and time.monotonic() < deadline:
             if number != signal.SIGKILL and len(self._received) > interrupts:
