@@ -1,4 +1,4 @@
-"""Losses that are sums: P workers with batch B are one process with batch P·B, under every strategy that has a law."""
+"""Losses that are sums: P workers with batch B are one process with batch P·B, and every sample counts once."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.job.simulated_job import SimulatedJob
 
 WORKERS, RATE = 3, 0.004
 
@@ -105,6 +106,38 @@ def test_elsewhere_a_sum_is_a_mean_at_a_higher_rate(pool: Pool, strategy: str) -
     for one, other in zip(sums, means, strict=True):
         for mine, theirs in zip(one, other, strict=True):
             torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers"),
+    [
+        ("mirrored", 0), ("central", 0), ("local_sgd(period=2)", 0), ("delayed", 0), ("bsp", 1), ("ssp", 1),
+        ("diloco(period=2, outer_lr=1.0, outer_momentum=0.0)", 0), ("asynchronous", 2), ("asynchronous(scale=1.0)", 1),
+        ("softsync(n=2)", 1), ("softsync(n=4)", 2), ("downpour(adagrad=False)", 1),
+        ("downpour(adagrad=False, push=2, fetch=2)", 1), ("hogwild", 0), ("gossip", 0), ("gossip(push_sum=True)", 0),
+        ("gossip(asynchronous=True)", 0),
+    ],
+)  # fmt: skip
+def test_every_sample_counts_once(strategy: str, servers: int) -> None:
+    """A gradient that is the same everywhere, so that the sum over all samples is exact in whatever order they come."""
+    x = torch.randn(38, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def script() -> torch.Tensor:
+        model = nn.Linear(4, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        loader = DataLoader(TensorDataset(x), 4, shuffle=True)
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy, reduction="sum")
+        for _ in range(2):
+            for (part,) in loader:
+                optimizer.zero_grad()
+                model(part).sum().backward()
+                optimizer.step()
+        hocket.settle()
+        return model.weight.detach().clone()
+
+    found = SimulatedJob(4, strategy, servers=servers).run(script)
+    torch.testing.assert_close(sum(found) / 4, -2 * RATE * x.sum(0, keepdim=True), rtol=1e-9, atol=1e-12)
 
 
 def wrong(what: str) -> None:

@@ -65,7 +65,7 @@ class Collector:
         self.unfinished = False  # gradients have arrived in a pass whose end nobody will tell
         self.weight = 1.0  # by which the gradients of the next backward passes are multiplied
         self.told = 1.0  # the weight as the loader has told it
-        self.adds = 0  # the workers whose losses are sums; 0 if they are means
+        self.adds = 0  # by what gradients of losses that are sums are multiplied; 0 if losses are means
         self.beside: Sequence[nn.Parameter] = ()  # parameters that are weighed, and whose gradients are not collected
         self.samples = 0  # samples of all ranks in the batch at work; 0 if unknown
         self.taken = 0  # optimizer steps on these parameters, to find a rank that leaves one out
@@ -192,7 +192,7 @@ class Collector:
         """Multiply what the next backward passes contribute; weight 0 drops it, so that a NaN does not count.
 
         Where losses are sums over samples, each counts once, whatever the batches: the sum is as many times the mean as
-        there are workers.
+        there are workers over which gradients are averaged.
         """
         self.told = weight
         self.weight = float(self.adds * (weight > 0)) if self.adds else weight

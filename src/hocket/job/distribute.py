@@ -151,15 +151,16 @@ def _train_together(
             # On a GPU, looking at every gradient means waiting for it in every step: only if that is asked for.
             on_gpu = members.parameters[0].is_cuda
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
+            adds = reduction == "sum" and not spec.has_reduction
             context = Context(
-                model, optimizer, members, communicator, worker.client, on_nan, training.batch, scheduled_rates
+                model, optimizer, members, communicator, worker.client, on_nan, training.batch, scheduled_rates, adds
             )
             built = build(context, spec)
             training.add(built)
             training.guard.take(model, optimizer, built, members.parameters)
             if successors:
                 _go_on(successors.pop(0), built)
-            _take_losses(worker, model, built, reduction if not spec.has_reduction else "mean")
+            _take_losses(worker, model, built, spec.averages_over(config.size) if adds else 0)
             if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.check_replicas != 0 and config.size > 1 and optimizer is not None:
@@ -246,9 +247,9 @@ def _choose(strategy: str | Spec | None, reduction: str) -> Spec:
     return spec
 
 
-def _take_losses(worker: Worker, model: nn.Module, strategy: Strategy, reduction: str) -> None:
-    """Take losses as sums over samples, or as means."""
-    collector, adds = strategy.collector, worker.config.size if reduction == "sum" else 0
+def _take_losses(worker: Worker, model: nn.Module, strategy: Strategy, adds: int) -> None:
+    """Take losses as means, or as sums over samples whose gradients are multiplied by ``adds``."""
+    collector = strategy.collector
     if collector.adds != adds:
         collector.adds = adds
         collector.weigh(collector.told)

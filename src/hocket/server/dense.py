@@ -55,8 +55,7 @@ class DenseShard(Shard):
             return contributions[0].gradient, present
         if not self._mean:
             self._mean = [torch.empty_like(flat) for flat in self.flats]
-        total = sum(each.weight for each in contributions)
-        factors = [each.weight / total for each in contributions]
+        factors = self.factors(contributions)
         for number, mean in enumerate(self._mean):
             for start in range(0, mean.numel(), _CHUNK):
                 part = mean[start : start + _CHUNK]

@@ -35,9 +35,9 @@ class RowShard(Shard):
         return self.table[self._here(numbers)]
 
     def combine(self, contributions: Sequence[Contribution]) -> tuple[Gradient, bytes | None]:
-        total = sum(each.weight for each in contributions)
         numbers = torch.cat([each.gradient[0] for each in contributions])
-        values = [each.gradient[1] * (each.weight / total) for each in contributions]
+        factors = self.factors(contributions)
+        values = [each.gradient[1] * factor for each, factor in zip(contributions, factors, strict=True)]
         return [numbers, torch.cat(values)], None
 
     def scale(self, gradient: Gradient, factor: float) -> Gradient:

@@ -62,9 +62,14 @@ class Shard(ABC):
             rule.set_groups(self.optimizer, groups)
             self._told = groups
 
+    def factors(self, contributions: Sequence[Contribution]) -> list[float]:
+        """By what gradients are multiplied before they are added up."""
+        total = 1.0 if self.definition.terms.adds else sum(each.weight for each in contributions)
+        return [each.weight / total for each in contributions]
+
     @abstractmethod
     def combine(self, contributions: Sequence[Contribution]) -> tuple[Gradient, bytes | None]:
-        """The weighted mean of several gradients, and which parameters have one."""
+        """The weighted mean of several gradients, or their sum, and which parameters have one."""
 
     @abstractmethod
     def scale(self, gradient: Gradient, factor: float) -> Gradient:

@@ -34,6 +34,7 @@ class Terms:
         aware: Whether the rate is divided by the measured staleness.
         clip: The largest norm of an averaged gradient, over all servers; None is any.
         patience: Seconds after which a worker that holds back others is waited for no longer, until it comes.
+        adds: Whether gradients that are collected are added up, and not averaged, because losses are sums.
     """
 
     staleness: int | None = 0
@@ -41,6 +42,7 @@ class Terms:
     aware: bool = False
     clip: float | None = None
     patience: float | None = None
+    adds: bool = False
 
     @property
     def is_collected(self) -> bool:

@@ -110,6 +110,10 @@ class Spec:
         """Whether a script that nothing launched trains in another way than without Hocket."""
         return False
 
+    def averages_over(self, workers: int) -> int:
+        """The number of workers over which the strategy averages, by which gradients of sums are multiplied."""
+        return workers
+
     def check(self) -> None:
         """Raise a ValueError, with the remedy, if a value makes no sense."""
 

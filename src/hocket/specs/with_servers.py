@@ -52,9 +52,12 @@ class Served(Spec):
     def is_uneven(self) -> bool:
         return not self.in_step
 
-    def scale_for(self, workers: int) -> float:
-        """The factor of a worker's gradients: 1 / workers where each is applied by itself."""
-        return 1 / workers if self.groups == 0 else 1.0
+    def averages_over(self, workers: int) -> int:
+        return 1  # servers are told whether to average or to add up
+
+    def scale_for(self, workers: int, *, adds: bool = False) -> float:
+        """The factor of a worker's gradients where each is applied by itself: 1 / workers, or 1 if losses are sums."""
+        return 1 / workers if self.groups == 0 and not adds else 1.0
 
     def check(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -71,7 +74,8 @@ class PS(Served):
 
     Attributes:
         staleness: How many clocks a worker may be ahead of the slowest: 0 is bulk-synchronous, None without bound.
-        scale: By which gradients are multiplied if each is applied on arrival; None is 1 / workers.
+        scale: By which gradients are multiplied if each is applied on arrival; None is 1 / workers, and 1 for losses
+            that are sums.
     """
 
     name = "ps"
@@ -87,8 +91,8 @@ class PS(Served):
     def groups(self) -> int:
         return int(self.staleness == 0)
 
-    def scale_for(self, workers: int) -> float:
-        return super().scale_for(workers) if self.scale is None or self.groups else self.scale
+    def scale_for(self, workers: int, *, adds: bool = False) -> float:
+        return super().scale_for(workers, adds=adds) if self.scale is None or self.groups else self.scale
 
     def check(self) -> None:
         super().check()
@@ -122,8 +126,8 @@ class Asynchronous(Served):
 
     scale: float | None = None
 
-    def scale_for(self, workers: int) -> float:
-        return super().scale_for(workers) if self.scale is None else self.scale
+    def scale_for(self, workers: int, *, adds: bool = False) -> float:
+        return super().scale_for(workers, adds=adds) if self.scale is None else self.scale
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class Downpour(Served):
     warmup: int = 0
     scale: float | None = 1.0
 
-    def scale_for(self, workers: int) -> float:
+    def scale_for(self, workers: int, *, adds: bool = False) -> float:
         return self.scale or 1.0
 
     def check(self) -> None:

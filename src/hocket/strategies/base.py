@@ -81,6 +81,7 @@ class Context:
         on_nan: What is done about gradients that are not finite: ``raise``, ``skip`` or ``ignore``.
         batch: The batch at work when the strategy is made.
         rates: Gives the learning rates of an optimizer as its schedule has them, however large the global batch is.
+        adds: Whether losses are sums over samples, and not means.
         rests: Whether another strategy is at work on the model first, and calls this one when it is its turn.
     """
 
@@ -92,6 +93,7 @@ class Context:
     on_nan: str = "raise"
     batch: BatchAtWork = field(default_factory=BatchAtWork)
     rates: Callable[[Optimizer], list[float]] = read_rates
+    adds: bool = False
     rests: bool = False
 
     @property

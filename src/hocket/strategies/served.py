@@ -46,11 +46,11 @@ class ServedTraining(Strategy):
         client, optimizer, members = context.client, context.optimizer, context.members
         assert client is not None
         assert optimizer is not None
-        model, on_nan, terms = context.model, context.on_nan, terms_of(spec)
+        model, on_nan, terms = context.model, context.on_nan, terms_of(spec, adds=context.adds)
         if members.foreign:
             raise StrategyError("servers cannot share parameters that two optimizers train: give each to one optimizer")
         self._client, self._optimizer, self._terms = client, optimizer, terms
-        self._scale = spec.scale_for(client.workers)
+        self._scale = spec.scale_for(client.workers, adds=context.adds)
         self._clips = terms.clip if not terms.is_collected else None  # the clip of each gradient by itself
         self.steps = 0
         self.late = 0
@@ -216,7 +216,8 @@ class ServedTraining(Strategy):
             self._leave_out({self._client.rank: fault})
         call_hooks(self._optimizer._optimizer_step_pre_hooks, self._optimizer, options)
         begin = time.perf_counter()
-        outcome = self._exchange(0.0 if fault else self._batch.weight, fault if self.spec.in_step else 0)
+        weight = float(self._batch.weight > 0) if self._terms.adds else self._batch.weight
+        outcome = self._exchange(0.0 if fault else weight, fault if self.spec.in_step else 0)
         end = time.perf_counter()
         self.exchanging += end - begin
         spans.add(spans.EXCHANGE, "exchange with servers", begin, end, number=self.steps)
@@ -354,6 +355,6 @@ class ServedTraining(Strategy):
                 )
 
 
-def terms_of(spec: Served) -> Terms:
-    """The terms on which the servers work for a strategy."""
-    return Terms(spec.bound, spec.groups, spec.staleness_aware, spec.clip, spec.patience)
+def terms_of(spec: Served, *, adds: bool = False) -> Terms:
+    """The terms on which the servers work for a strategy; ``adds`` says that losses are sums."""
+    return Terms(spec.bound, spec.groups, spec.staleness_aware, spec.clip, spec.patience, adds)
