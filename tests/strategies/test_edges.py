@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hocket
+from hocket.job.simulated_job import SimulatedJob
+from hocket.job.worker import current
 
 STRATEGIES = ["mirrored", "central", "central(fused=True)"]
 
@@ -341,3 +344,37 @@ def nested() -> int:
 
 def test_a_loader_may_be_iterated_inside_itself(pool: Pool) -> None:
     assert pool.run(2, nested) == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers"),
+    [
+        ("mirrored", 0), ("central", 0), ("bsp", 1), ("local_sgd(period=2)", 0), ("delayed", 0), ("dmb(extra=1)", 0),
+        ("gossip", 0), ("full_batch", 0),
+    ],
+)  # fmt: skip
+def test_a_step_that_is_left_out_counts_nothing_with_a_closure_either(strategy: str, servers: int) -> None:
+    def script(*, closes: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 1).double()
+        optimizer, steps = torch.optim.Adam(model.parameters(), lr=0.01), list[int]()
+        hocket.distribute(model, optimizer, strategy=strategy, on_nan="skip")
+        optimizer.register_step_post_hook(lambda *_: steps.append(1))
+        x, y = data(hocket.rank(), hocket.size())
+        for number in range(4):
+
+            def closure(factor: float = float("nan") if number == hocket.rank() == 1 else 1.0) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(x), y) * factor
+                loss.backward()
+                return loss
+
+            optimizer.step(closure) if closes else (closure(), optimizer.step())
+        hocket.settle()
+        counts = current().training.counts
+        return [counts.step, counts.counters[0].steps, len(steps), model.weight.tolist()]
+
+    plain, closed = (
+        SimulatedJob(2, strategy, servers=servers).run(partial(script, closes=closes)) for closes in (False, True)
+    )
+    assert closed == plain

@@ -25,7 +25,7 @@ from hocket.strategies.averaged_gradients import (
 )
 from hocket.strategies.base import Context, DoneBatch, Strategy, Why
 from hocket.strategies.nan_policy import NanPolicy, find_fault, read_faults
-from hocket.strategies.optimizer_step import SUPPORTS_SCALING, without_scaler
+from hocket.strategies.optimizer_step import SUPPORTS_SCALING, step_with_closure, without_scaler
 from hocket.updates.update import Step
 
 _FAULT = 32  # bits of a payload that say what is missing; above them is the fault of the gradient
@@ -177,15 +177,18 @@ class DelayedTraining(Strategy):
     def _step_with_closure(self, original: Step, closure: Callable[[], Any], options: dict[str, Any]) -> Any:
         own: list[torch.Tensor | None] = []
 
-        def delayed() -> Any:
-            loss = average_loss(self._communicator, self.collector, closure())
+        def averaged() -> Any:
+            return average_loss(self._communicator, self.collector, closure())
+
+        def put() -> bool:
             check_exchanged(self.collector)
             late = self._next()
-            own[:] = self._put(late if late is not None and self._allows(late) else None)
-            return loss
+            is_usable = late is not None and self._allows(late)
+            own[:] = self._put(late if is_usable else None)
+            return is_usable
 
         try:
-            return original(delayed, **options)
+            return step_with_closure(original, self._optimizer, averaged, put, **options)
         finally:
             if own:
                 self._put_back(own)

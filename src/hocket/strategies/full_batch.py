@@ -13,6 +13,7 @@ from hocket.errors import UsageError
 from hocket.specs import FullBatch
 from hocket.strategies.base import BatchAtWork, Context
 from hocket.strategies.mirrored import MirroredTraining
+from hocket.strategies.optimizer_step import step_with_closure
 from hocket.updates.update import Step
 
 
@@ -86,12 +87,9 @@ class FullBatchTraining(MirroredTraining):
             losses = _Losses(self._now)
             with losses.recorded():
                 loss = closure()
-            factor = self._exchange_sum()
-            if not self._exchange.before_step(optimizer):
-                optimizer.zero_grad(set_to_none=True)
-            return self._reduce(loss, losses, factor)
+            return self._reduce(loss, losses, self._exchange_sum())
 
-        return original(whole, **options)
+        return step_with_closure(original, optimizer, whole, lambda: self._exchange.before_step(optimizer), **options)
 
     @torch.no_grad()
     def _exchange_sum(self) -> float:

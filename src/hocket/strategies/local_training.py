@@ -19,7 +19,7 @@ from hocket.strategies.averaging import average_once, copy_to, floating_buffers,
 from hocket.strategies.base import Context, DoneBatch, Strategy, Why
 from hocket.strategies.nan_policy import NanPolicy
 from hocket.strategies.optimizer_state import CommonState, merged_state
-from hocket.strategies.optimizer_step import SUPPORTS_SCALING, without_scaler
+from hocket.strategies.optimizer_step import SUPPORTS_SCALING, step_with_closure, without_scaler
 from hocket.updates.update import Step
 
 _SHORTEST = 50e-6  # seconds of the shortest exchange that is worth a span; most batches exchange nothing
@@ -159,7 +159,7 @@ class LocalTraining(Strategy):
         self._take_every_step(False)
         result = None
         if closure is not None:
-            result = original(self._judge(closure, optimizer), **options)
+            result = step_with_closure(original, optimizer, closure, lambda: self._may_step(optimizer), **options)
         elif self._unscale(optimizer) and self._may_step(optimizer):
             with without_scaler(optimizer) if not self._scaling else nullcontext():
                 result = original(**options)
@@ -182,17 +182,6 @@ class LocalTraining(Strategy):
             for gradient in gradients:
                 gradient.div_(float(scale))
         return True
-
-    def _judge(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
-        """Wrap a closure so that it leaves no gradients that the step may not use."""
-
-        def judged() -> Any:
-            loss = closure()
-            if not self._may_step(optimizer):
-                optimizer.zero_grad(set_to_none=True)
-            return loss
-
-        return judged
 
     def _may_step(self, optimizer: Optimizer) -> bool:
         check_exchanged(self.collector)

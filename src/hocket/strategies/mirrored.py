@@ -10,6 +10,7 @@ from hocket.errors import StrategyError
 from hocket.specs import Spec
 from hocket.strategies.averaged_gradients import AveragedGradients, CountedByExchange, average_loss
 from hocket.strategies.base import Context, Strategy
+from hocket.strategies.optimizer_step import step_with_closure
 from hocket.updates.update import Step
 
 
@@ -40,10 +41,9 @@ class MirroredTraining(CountedByExchange, Strategy):
         if closure is None:
             return original(**options) if self._exchange.before_step(optimizer) else None
 
-        def judged() -> Any:
-            loss = average_loss(self._communicator, self.collector, closure())
-            if not self._exchange.before_step(optimizer):
-                optimizer.zero_grad(set_to_none=True)
-            return loss
+        def averaged() -> Any:
+            return average_loss(self._communicator, self.collector, closure())
 
-        return original(judged, **options)
+        return step_with_closure(
+            original, optimizer, averaged, lambda: self._exchange.before_step(optimizer), **options
+        )

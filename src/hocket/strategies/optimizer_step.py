@@ -62,6 +62,41 @@ def like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[
     return functools.wraps(getattr(method, "__func__", method))
 
 
+class _LeftOutError(Exception):
+    """A step ends before it has changed anything; ``loss`` is what the closure has returned."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss = loss
+
+
+def step_with_closure(
+    original: Step, optimizer: Optimizer, closure: Callable[[], Any], prepare: Callable[[], bool], **options: Any
+) -> Any:
+    """Take a step with a closure, and call ``prepare`` after each call of it.
+
+    If the gradients cannot be used, which ``prepare`` says by False, there are none for the optimizer. If that is so
+    after the first call, the step is left out as without a closure: no hook hears of it, and no count.
+    """
+    has_begun = False
+
+    def judged() -> Any:
+        nonlocal has_begun
+        loss = closure()
+        if prepare():
+            has_begun = True
+        elif has_begun:
+            optimizer.zero_grad(set_to_none=True)
+        else:
+            raise _LeftOutError(loss)
+        return loss
+
+    try:
+        return original(judged, **options)
+    except _LeftOutError as left_out:
+        return left_out.loss
+
+
 @contextmanager
 def hooks_outside(optimizer: Optimizer, options: dict[str, Any]) -> Iterator[None]:
     """Run the hooks on ``optimizer.step`` while the optimizer looks as the script knows it, not divided."""
