@@ -217,9 +217,9 @@ class Stage:
     """Where a worker is in its life: ``joining`` the others, ``joined``, ``left`` or ``failed`` (it has raised).
 
     A spare is ``standing by`` before. One that is ``cut off`` from other workers ends; ``words`` say who does not reach
-    whom. Whoever has ``left`` did so on notice, between two batches, and ends.
-
-    For ``failed``, ``status`` is the exit status to come, and ``words`` the traceback if there is no stream for it.
+    whom. Whoever has ``left`` did so on notice, between two batches, and ends. Beside these, perhaps late, comes
+    ``on notice``: SIGTERM was heard. For ``failed``, ``status`` is the exit status to come, and ``words`` are the
+    traceback if there is no stream for it.
     """
 
     stage: str

@@ -169,11 +169,14 @@ def test_a_job_that_cannot_go_on_is_saved_before_it_ends(tmp_path: Path, flags: 
     assert saved_step(tmp_path) >= 2
 
 
-AFTER_TRAINING = TRAIN + """
+AFTER_TRAINING = (
+    TRAIN
+    + """
 print("trained", flush=True)
 while os.path.exists("wait for notice"):
     time.sleep(0.01)
 """
+)
 
 
 def test_a_script_that_comes_to_its_end_in_spite_of_notice_has_finished(tmp_path: Path) -> None:

@@ -420,6 +420,23 @@ def test_sigterm_gives_workers_time_to_leave(tmp_path: Path) -> None:
     assert err[1:] == ["hocket: ended by SIGTERM", f"hocket: the last checkpoint is {tmp_path}/saved/step-7."]
 
 
+def test_workers_that_have_notice_already_get_no_other_signal(tmp_path: Path) -> None:
+    """A signal to all processes of a job comes to the workers first; a busy launcher may hear it much later."""
+    text = """
+join()
+sink.put(Stage("on notice"))
+signal.signal(signal.SIGTERM, lambda *_: print("signalled", flush=True))
+print("running", flush=True)
+until(said("SIGTERM: the workers have"))
+leave()
+"""
+    with started(tmp_path, text, "-n", "2", *REPLACE) as job:
+        read_until(job.stdout, "running", 2)
+        job.send_signal(signal.SIGTERM)
+        assert job.stdout is not None and job.stdout.read() == ""
+        assert job.wait(60) == 143
+
+
 @pytest.mark.parametrize("how", ["second signal", "time", "SIGINT"])
 def test_notice_has_an_end(tmp_path: Path, how: str) -> None:
     flags = ("--notice", "0.5") if how == "time" else ()

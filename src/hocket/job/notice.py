@@ -18,7 +18,7 @@ from hocket.transport.waiting import await_end, hold_sigterm
 if TYPE_CHECKING:
     from hocket.job.worker import Worker
 
-_AGAIN = 1.0  # seconds: a signal to all processes of a job comes once more, from the launcher, which has it, too
+_AGAIN = 1.0  # seconds in which another signal is the same notice: the launcher may not know yet that it was heard
 
 
 class Notice:
@@ -66,7 +66,9 @@ class Notice:
         self.is_given, self._since = True, time.monotonic()
         seconds = worker.config.notice
 
-        def end() -> None:
+        def count_down() -> None:  # in a thread: the signal may have come while this worker told something
+            worker.sink.put(Stage("on notice"))
+            time.sleep(seconds)
             if not worker.has_left and os.getpid() == process:
                 print(
                     f"hocket: rank {worker.config.rank} was told to leave, and came to the end of no batch within "
@@ -76,9 +78,7 @@ class Notice:
                 )
                 os.kill(process, signal.SIGKILL)
 
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=count_down, name="hocket-notice", daemon=True).start()
 
     def say_left(self) -> None:
         """This worker is out of its group: the launcher is told, and the script ends."""

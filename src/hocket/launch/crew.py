@@ -38,6 +38,7 @@ class CrewMember:
         survives: Whether it has told that its strategy goes on when another worker is lost.
         replaces: Whether it has told that newcomers can join it.
         leaves: Whether it has told that it leaves in order when it gets SIGTERM.
+        has_notice: Whether it has told that it got SIGTERM, and leaves.
         began: When it was started, by the monotonic clock; for a spare, when it was appointed.
         events: Puts together the records that the process sends, from the bytes of its pipe.
         replicas: Fingerprints of a worker's parameters after its last step, where all workers must have the same.
@@ -59,6 +60,7 @@ class CrewMember:
     survives: bool = False
     replaces: bool = False
     leaves: bool = False
+    has_notice: bool = False
     began: float = field(default_factory=time.monotonic)
     replicas: dict[str, int] = field(default_factory=dict)
     events: events.RecordDecoder = field(default_factory=events.RecordDecoder)

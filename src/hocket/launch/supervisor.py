@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -281,26 +282,32 @@ class _Supervisor:
             f"hocket: SIGTERM: the workers have {seconds:g} s to finish their batch and end; another signal ends them "
             "at once"
         )
-        self._press([*workers], signal.SIGTERM, seconds + _GRACE, line)  # they say it themselves when the time is over
+        self._pump(0)  # a signal to all processes of the job has come to them, too, and another one would end them
+        interrupts = len(self._received)
+        for worker in workers:
+            if not worker.has_notice:
+                self._crew.signal(worker, signal.SIGTERM)
+        self._listener.say(line)
+        self._await_end([*workers], seconds + _GRACE, interrupts)  # they say it themselves when the time is over
         self._is_finished = all(worker.returncode == 0 and not worker.has_left for worker in workers)
         running[:] = [member for member in running if member.is_running]
 
-    def _press(self, running: list[CrewMember], number: signal.Signals, seconds: float, line: str = "") -> None:
+    def _press(self, running: list[CrewMember], number: signal.Signals, seconds: float) -> None:
         """Send a signal to each, and wait for their end; a signal to the launcher hastens it.
 
         SIGINT is for workers, whose script may catch it; other processes get SIGTERM in its place. Members that have
-        ended are removed from ``running``. ``line`` is said when all have the signal.
+        ended are removed from ``running``.
         """
         interrupts = len(self._received)
         for member in running:
             is_quiet = number == signal.SIGINT and not member.is_worker
             self._crew.signal(member, signal.SIGTERM if is_quiet else number)
-        if line:
-            self._listener.say(line)
+        self._await_end(running, seconds, math.inf if number == signal.SIGKILL else interrupts)
+
+    def _await_end(self, running: list[CrewMember], seconds: float, interrupts: float) -> None:
+        """Wait for the end of each, or until the launcher has got more than ``interrupts`` signals."""
         deadline = time.monotonic() + seconds
-        while running and time.monotonic() < deadline:
-            if number != signal.SIGKILL and len(self._received) > interrupts:
-                break
+        while running and time.monotonic() < deadline and len(self._received) <= interrupts:
             self._pump(0.02)
             running[:] = [member for member in running if member.is_running]
 
@@ -331,7 +338,9 @@ class _Supervisor:
 
     def _take_events(self, member: CrewMember, data: bytes) -> None:
         for record in member.events.feed(data):
-            if isinstance(record, Stage):
+            if isinstance(record, Stage) and record.stage == "on notice":
+                member.has_notice = True
+            elif isinstance(record, Stage):
                 member.stage, member.status, member.words = record.stage, record.status, record.words
                 if record.stage == "left":
                     self._losses.follow_another()
