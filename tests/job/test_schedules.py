@@ -103,8 +103,7 @@ def test_workers_of_uneven_speed_come_to_the_same_rate(pool: Pool) -> None:
     (fast, fast_count), (slow, slow_count) = pool.run(2, train)
     assert fast > slow
     assert fast + slow == 40
-    assert abs(fast_count - 20) <= 4
-    assert abs(slow_count - 20) <= 4
+    assert fast_count == slow_count == 20
 
 
 def as_they_get_ready() -> int:

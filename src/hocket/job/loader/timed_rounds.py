@@ -173,6 +173,7 @@ class TimedRounds(DealtBatches):
 
     def finish(self, plan: Plan) -> bool:
         self._take_part()  # a script that asks ahead of time has trained on its last batches only now
+        self._worker.training.loops.pace.complete(self._everyone / self._communicator.size)
         return False  # the rounds have told how many samples there were
 
     def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
