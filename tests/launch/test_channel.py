@@ -47,3 +47,7 @@ def test_a_channel_never_blocks_and_notices_the_end() -> None:
     assert near.receive() == [] and not near.is_open
     near.send("output")
     near.close()
+    new = os.pipe()
+    near.close(), far.close()
+    for descriptor in new:  # they have the numbers of those that were closed before
+        os.close(descriptor)

@@ -6,7 +6,6 @@ writes a marker before its first message, so that whatever a shell prints at log
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ class Channel:
         self.is_open = True
         self._decoder = messages.Decoder(MOST, MOST)
         self._out = bytearray()
+        self._own = {reader, writer}
         self._lock = threading.Lock()  # the launcher says from a thread that it is alive
         for descriptor in (reader, writer):
             os.set_blocking(descriptor, False)
@@ -93,13 +93,12 @@ class Channel:
         return [_frame(message, body) for message, body in self._decoder.feed(data)]
 
     def close(self) -> None:
-        """Let go of both descriptors; the other end sees the end."""
+        """Let go of both descriptors; the other end sees the end. May be called twice."""
         with self._lock:
             self.is_open = False
             self._out.clear()
-            for descriptor in {self.reader, self.writer}:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
+            while self._own:  # a number that was closed may be another one's by now
+                os.close(self._own.pop())
 
 
 class Frame(NamedTuple):
