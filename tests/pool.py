@@ -3,6 +3,7 @@
 A test runs a function of its module on the first P of them, each time as a new group with a new worker.
 """
 
+import contextlib
 import dataclasses
 import faulthandler
 import gc
@@ -40,6 +41,14 @@ class RemoteError(Exception):
 class Member:
     process: Any
     pipe: Connection
+    is_ready: bool = False
+
+    def wait(self) -> None:
+        """Wait until it has imported what it needs: no deadline of a test is about that."""
+        if not self.is_ready:
+            self.is_ready = True
+            with contextlib.suppress(EOFError):  # it is dead, which is noticed as in the middle of a test
+                self.pipe.recv()
 
 
 def needs(strategy: str) -> dict[str, Any]:
@@ -118,6 +127,7 @@ class Pool:
         while len(self._servers) < count:
             self._servers.append(self._start(_be_server))
         for number, member in enumerate(self._servers[:count]):
+            member.wait()
             member.pipe.send({**fields, "server": number})
 
     def _outcomes(
@@ -133,6 +143,8 @@ class Pool:
         settings: dict[str, Any],
         coordinated: bool,
     ) -> list[Any]:
+        for member in self._members[:size]:
+            member.wait()
         for rank, member in enumerate(self._members[:size]):
             fields = {
                 "rank": rank,
@@ -158,6 +170,7 @@ class Pool:
             self._await_death(rank)
             fields = {"rank": rank, "size": size, "local_rank": rank, "local_size": size, "rendezvous": name}
             fields |= {**settings, "newcomer": True}
+            self._members[rank].wait()
             self._members[rank].pipe.send((function.__module__, function.__qualname__, args, fields, coordinated))
         results: list[Any] = []
         for rank, member in enumerate(self._members[:size]):
@@ -234,6 +247,7 @@ def _be_server(pipe: Connection, paths: list[str]) -> None:
 
     sys.path[:0] = paths
     torch.set_num_threads(1)
+    pipe.send("ready")
     while True:
         try:
             fields = pipe.recv()
@@ -265,6 +279,7 @@ def _serve(pipe: Connection, paths: list[str]) -> None:
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     torch.set_num_threads(1)
     known = 0
+    pipe.send("ready")
     while True:
         try:
             module, name, args, fields, coordinated = pipe.recv()
