@@ -223,8 +223,14 @@ def test_bad_wishes_are_one_line_and_the_job_goes_on(sshd: Sshd, tmp_path: Path)
         end(tmp_path, job)
 
 
+def list_hosts(folder: Path, text: str) -> None:
+    """Have these hosts listed from now on, at once: whoever reads the file must not find it empty."""
+    (folder / "new hosts").write_text(text)
+    (folder / "new hosts").rename(folder / "hosts")
+
+
 def test_hosts_are_discovered_and_vanish(sshd: Sshd, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("a:1\nb:1\n")
+    list_hosts(tmp_path, "a:1\nb:1\n")
     command = sshd.command(
         "x", tmp_path, BEGIN.replace("while not (t", "global told\n    while not (t") + HEARD + TRAIN
     )
@@ -239,15 +245,15 @@ def test_hosts_are_discovered_and_vanish(sshd: Sshd, tmp_path: Path) -> None:
         )  # fmt: skip
     try:
         wait_for(tmp_path, "here-0-a", "here-1-b")
-        (tmp_path / "hosts").write_text("a:1\nb:1\nc:4\n")
+        list_hosts(tmp_path, "a:1\nb:1\nc:4\n")
         wait_for(tmp_path, "here-2-c", said="the new rank 2 on c has joined")
-        (tmp_path / "hosts").write_text("what: is this\n")
+        list_hosts(tmp_path, "what: is this\n")
         wait_for(tmp_path, said=r"--discover cat .*, line 1: .*; the job goes on with the hosts that it has")
         (tmp_path / "hosts").unlink()
         wait_for(tmp_path, said=r"--discover cat .*: it ended with status 1; the job goes on")
-        (tmp_path / "hosts").write_text("b:1\nc:1\n")
+        list_hosts(tmp_path, "b:1\nc:1\n")
         wait_for(tmp_path, said="a is not listed any more, but the coordinator is there: it stays")
-        (tmp_path / "hosts").write_text("a:1\nc:2\n")
+        list_hosts(tmp_path, "a:1\nc:2\n")
         wait_for(tmp_path, "here-3-c", said="rank 1 on b has left after")
         lines = end(tmp_path, job)
     finally:

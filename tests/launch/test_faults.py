@@ -168,17 +168,20 @@ def test_under_torchrun_a_killed_worker_leaves_nothing() -> None:
     assert done.returncode == 1 and "Signal 9" in done.stderr
 
 
-def test_a_stopped_worker_is_waited_for() -> None:
+def test_a_stopped_worker_is_waited_for(tmp_path: Path) -> None:
     """Slow is not dead: a worker that stands still for a second holds the others up and nothing more."""
+    (tmp_path / "wait").touch()
     job = subprocess.Popen(
-        [*HOCKET, "run", "-n", "2", SCRIPT, "train", "slow", "", "8"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        [*HOCKET, "run", "-n", "2", SCRIPT, "train", "slow", "", "8"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "TEST_WAIT": str(tmp_path / "wait")},
+    )  # fmt: skip
     assert job.stdout is not None
     for line in job.stdout:
         if b"step 2" in line:
             break
     victim = workers(mark_of(job.pid))[1]
     os.kill(victim, signal.SIGSTOP)
+    (tmp_path / "wait").unlink()
     time.sleep(1)  # it is the time itself that is tested
     os.kill(victim, signal.SIGCONT)
     out, err = job.communicate(timeout=30)

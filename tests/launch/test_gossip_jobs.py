@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.test_served_jobs import HOCKET, find, read_until, started
+from launch.test_served_jobs import HOCKET, find, finish, read_until, started
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str,
         os.kill(find(tmp_path, f"RANK={victim}"), signal.SIGKILL)
         heard = read_until(job.stderr, "killed by SIGKILL")
         (tmp_path / "wait").unlink()
-        out, err = job.communicate(timeout=60)
+        out, err = finish(job)
         err = heard + err
         assert job.returncode == 0, err
         assert re.search(rf"hocket: rank {victim} on \S+ was killed by SIGKILL after [\d.]+ s; the others go on", err)

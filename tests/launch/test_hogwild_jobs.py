@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.test_served_jobs import HOCKET, find, read_until, started
+from launch.test_served_jobs import HOCKET, find, finish, read_until, started
 
 RAISES = """
 import torch, hocket
@@ -34,7 +34,7 @@ def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str,
         os.kill(find(tmp_path, f"RANK={rank}"), signal.SIGKILL)
         heard = read_until(job.stderr, "; the others go on")
         (tmp_path / "wait").unlink()
-        out, err = job.communicate(timeout=60)
+        out, err = finish(job)
         err = heard + err
         assert job.returncode == 0, err
         assert re.search(rf"hocket: rank {rank} on \S+ was killed by SIGKILL after [\d.]+ s; the others go on", err)
@@ -47,7 +47,7 @@ def test_the_same_command_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     with started(tmp_path, *FLAGS, "--strategy", "hogwild") as job:
         read_until(job.stdout, "running", 3)
         os.kill(find(tmp_path, "HOCKET_COORDINATOR=1"), signal.SIGKILL)  # without which nothing goes on
-        _, err = job.communicate(timeout=30)
+        _, err = finish(job)
         assert job.returncode == 128 + signal.SIGKILL
         assert re.search(r"the last checkpoint is \S+; the same command continues from it", err), err
     (tmp_path / "wait").unlink()

@@ -87,7 +87,11 @@ def parent(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The children of a process; none if it has ended meanwhile."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def descendants(pid: int) -> set[int]:

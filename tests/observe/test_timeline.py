@@ -20,6 +20,7 @@ from hocket.errors import RecordError, UsageError
 from hocket.events import Happening, NoSink, PipeSink, Record, RecordDecoder, Spans, Stage
 from hocket.lab.trace import trace_file as trace
 from hocket.observe.timeline import HostClock, Timeline
+from launch.test_served_jobs import find
 
 TRAIN = """
 import os, sys, time, torch, hocket
@@ -34,6 +35,9 @@ while True:
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        open(f"began{hocket.rank()}", "w").close()
+        while not (os.path.exists("began0") and os.path.exists("began1")):  # or one might train on all batches
+            time.sleep(0.001)
     if len(sys.argv) > 1:
         print("trained", flush=True)
         time.sleep(0.05)
@@ -347,10 +351,7 @@ def test_a_run_that_is_ended_leaves_its_timeline(tmp_path: Path, number: int) ->
 def test_a_worker_that_is_killed_is_in_the_timeline(tmp_path: Path) -> None:
     job = start(tmp_path, "forever", flags=("--on-loss", "end"))
     until_trained(job, tmp_path)
-    workers = subprocess.run(
-        ["pgrep", "-P", str(job.pid), "-f", "train.py"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    os.kill(int(workers[-1]), signal.SIGKILL)
+    os.kill(find(tmp_path, "RANK=1"), signal.SIGKILL)
     assert job.stdout is not None
     job.stdout.read()
     assert job.wait(60) == 137
