@@ -281,6 +281,26 @@ def test_looks_follow_their_cost(monkeypatch: pytest.MonkeyPatch, cost: float, a
     assert gauge.seconds < 0.005 * 2000
 
 
+def test_looks_that_others_held_up_cost_no_more_than_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the first three looks take 5 s more, because somebody else had the core."""
+    clock, looks, flat = [0.0], list[int](), [torch.ones(4)]
+
+    def square(_: torch.Tensor) -> float:
+        clock[0] += 0.0005 + 2.5 * (len(looks) < 3)
+        return 1.0
+
+    monkeypatch.setattr(noise, "_square", square)
+    monkeypatch.setattr(noise.time, "perf_counter", lambda: clock[0])
+    gauge = Gauge(2, [torch.ones(4)])
+    for step in range(1, 100):
+        clock[0] += 1.0
+        if gauge.is_due:
+            looks.append(step)
+        gauge.see_rest(flat)
+        gauge.end_step(flat, Still())  # type: ignore[arg-type]
+    assert looks == [4, 8, *range(16, 100)]
+
+
 def test_blocks_become_longer_and_keep_their_sums() -> None:
     blocks = noise.Blocks()
     for step in range(1, 1001):
