@@ -34,7 +34,7 @@ IN_STEP = "mirrored -> local_sgd(period=3) @ step 4 -> mirrored @ step 9"  # the
         ("mirrored -> diloco(fragments=2) @ epoch 2", True, False, False),
         ("local_sgd(after=100)", True, True, True),
         ("local_sgd(after='decay', period=4)", True, True, True),
-        ("local_sgd(time=1.0)", False, False, False),
+        ("local_sgd(time=1.0)", True, True, True),
         ("full_batch", False, False, False),
     ],
 )

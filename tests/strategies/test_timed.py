@@ -125,7 +125,7 @@ def test_who_asks_ahead_or_leaves_early_ends_the_rounds_with_the_others(
 def test_batches_are_dealt_once_whatever_the_speeds_and_whoever_leaves(
     total: int, size: int, speeds: list[list[int]], ahead: int, leaves: list[int]
 ) -> None:
-    deals = [RoundDeal(rank, size) for rank in range(size)]
+    deals = [RoundDeal(rank, range(size)) for rank in range(size)]
     done: list[int] = []
     held: list[list[int]] = [[] for _ in range(size)]
     for round_number in range(1000):
@@ -141,7 +141,7 @@ def test_batches_are_dealt_once_whatever_the_speeds_and_whoever_leaves(
             done += held[rank][:wanted]
             held[rank] = held[rank][wanted:]
             rows.append([deal.drawn, len(held[rank]), 0])
-        over = {deal.end_round(rows) for deal in deals}
+        over = {deal.end_round(dict(enumerate(rows))) for deal in deals}
         assert len(over) == 1
         states = [deal.state() for deal in deals]
         assert all(state == states[0] for state in states)

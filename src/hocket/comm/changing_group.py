@@ -70,6 +70,8 @@ class RegroupingCommunicator(Communicator):
         answers: The answers to the calls before training.
     """
 
+    members: tuple[int, ...] = ()
+
     def __init__(
         self,
         coordinator: Shares,

@@ -60,6 +60,11 @@ class Communicator(ABC):
     """What connects the GPUs of all ranks, if each has one."""
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """The number of each worker in the job, by rank; these numbers stay when others are lost."""
+        return tuple(range(self.size))
+
+    @property
     def topology(self) -> Topology:
         """Which rank is on which host; by default all are on this host."""
         return Topology(self.rank, (tuple(range(self.size)),), (platform.node(),))

@@ -20,14 +20,14 @@ class TrainingCounts:
         counters: One for each optimizer of a distributed model, in the order in which they were distributed.
     """
 
-    def __init__(self, size: int, strategies: Sequence[Strategy], passes: BackwardPasses, *, served: bool) -> None:
-        self._size, self._strategies, self._served = size, strategies, served
+    def __init__(self, strategies: Sequence[Strategy], passes: BackwardPasses, *, served: bool) -> None:
+        self._strategies, self._served = strategies, served
         self.batches = self.samples = 0
         self.counters: list[StepCounter] = []
         self.tally = Tally(lambda: passes.count + sum(counter.steps for counter in self.counters))
         self._ticks = 0
         self._stepped: set[StepCounter] = set()  # optimizers that have stepped since the last tick
-        self._agreed: int | None = None  # batches of all ranks, where workers are uneven and have told each other
+        self._agreed: float | None = None  # batches of a rank on the average, where ranks are uneven
 
     def watch(self, optimizer: Optimizer, steps: int = 0) -> None:
         """Count the steps of one more optimizer, which has taken ``steps`` before."""
@@ -57,13 +57,17 @@ class TrainingCounts:
     def common_step(self) -> int:
         """A step that is the same on all ranks: batches where a rank may skip one; the agreed number where uneven."""
         if self._agreed is not None:
-            return self._agreed // self._size
+            return int(self._agreed + 1e-9)
         return max((s.batches for s in self._strategies if s.spec.skips_alone), default=self.step)
 
-    def agree(self, batches: int, samples: int) -> None:
-        """All ranks together have had this many more batches, and the other ranks this many samples."""
-        self._agreed = (self._agreed or 0) + batches
+    def agree(self, batches: float, samples: int) -> None:
+        """Ranks have had this many more batches on the average, and the other ranks together this many samples."""
+        self._agreed = (self._agreed or 0.0) + batches
         self.samples += samples
+
+    def level(self) -> None:
+        """Count on from a whole number, as a newcomer does, which knows only that."""
+        self._agreed = None if self._agreed is None else float(self.common_step)
 
     def restart(self, batches: int, samples: int, steps: Sequence[int], step: int, common_step: int) -> None:
         """Go on from the counts of a checkpoint; ``steps`` are those of each optimizer."""
@@ -74,7 +78,7 @@ class TrainingCounts:
         self._ticks = step
         self._stepped.clear()
         if not self._served and any(strategy.spec.is_uneven for strategy in self._strategies):
-            self._agreed = common_step * self._size
+            self._agreed = float(common_step)
 
 
 class StepCounter:

@@ -25,7 +25,7 @@ def tell_survival(worker: Worker, spec: Spec) -> None:
     if group.changes and not (spec.regroups if is_asked else spec.regroups_unasked):
         group.stay(
             f"strategy {spec.name!r} cannot go on without a worker, at least not with these options: use mirrored, "
-            "central, local_sgd(period=…), diloco or easgd"
+            "central, local_sgd, diloco or easgd"
         )
     group.parts = group.parts and spec.ends_after_any_batch
     if isinstance(group, RegroupingCommunicator):
@@ -126,4 +126,4 @@ class _Place:
         if (mark := training.mark()) != self._mark:
             self._count, self._mark = self._count + 1, mark
         is_between = training.loops.is_between and not any(each.collector.passes for each in training.strategies)
-        return self._count if is_between else None
+        return self._count if is_between and training.at_one_place else None

@@ -48,6 +48,8 @@ class Training:
         on_change: What the script wants to have called when the workers of the job have changed.
         global_batches: How many samples all workers together take at once, of each loader that may train.
         said: What was printed of batches.
+        at_one_place: Whether all workers look at the same place whether others come or leave, as in all strategies but
+            those that are uneven.
         save_at_end: Writes a checkpoint, if there is a folder for it, before all workers leave; collective.
     """
 
@@ -65,7 +67,7 @@ class Training:
         self.saver: object = None
         self.guard = Guard(owner)
         self.backward = BackwardPasses()
-        self.counts = TrainingCounts(communicator.size, self.strategies, self.backward, served=client is not None)
+        self.counts = TrainingCounts(self.strategies, self.backward, served=client is not None)
         self.weights = Weights(self.strategies)
         self.settling = Settling(communicator, self.strategies, self.models, client)
         self.loops = Loops(
@@ -77,6 +79,7 @@ class Training:
         self.on_change: list[Callable[[Change], None]] = []
         self.global_batches: list[GlobalBatch] = []
         self.said: set[str] = set()
+        self.at_one_place = True
         self.save_at_end: Callable[[], None] = lambda: None
 
     def mark(self) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ class LocalSGD(Spec):
 
     @property
     def regroups(self) -> bool:
-        return self.time is None
+        return True
 
     def resolve(self, workers: int, servers: int) -> Spec:
         """Post-local SGD is a switch."""

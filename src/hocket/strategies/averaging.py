@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket.comm.communicator import Communicator
 from hocket.comm.exchange import Ticket
+from hocket.transport.gate import signature
 from hocket.transport.waiting import Description
 
 _AT_ONCE = 64 << 20  # bytes that are averaged at once
@@ -42,7 +43,6 @@ class InPlaceAverage:
             self.close()
             self._make(found)
 
-    @torch.no_grad()
     def average(self, what: Description, payload: int = 0, weight: float = 1.0) -> list[int]:
         """Replace the tensors by their means over all ranks; returns the payloads of all.
 
@@ -53,6 +53,21 @@ class InPlaceAverage:
         """
         return self._communicator.persist(lambda: self._average(Ticket(self._number, payload, what), weight))
 
+    def average_by(self, mass: int, what: str) -> None:
+        """Replace the tensors by their means over all ranks, of which each counts as much as its ``mass``.
+
+        If a rank is lost meanwhile, it counts as all others know it, or not at all. If all masses are 0, nothing
+        happens.
+        """
+
+        def average() -> None:
+            masses = self._communicator.meet(signature(what), mass, what)
+            if total := sum(masses):
+                self._average(Ticket(self._number, 0, what), mass * len(masses) / total)
+
+        self._communicator.persist(average)
+
+    @torch.no_grad()
     def _average(self, ticket: Ticket, weight: float) -> list[int]:
         if self._exchange is None:
             return self._communicator.meet(*ticket)

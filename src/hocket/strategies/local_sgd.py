@@ -16,7 +16,6 @@ from hocket.strategies.averaging import InPlaceAverage, average_once
 from hocket.strategies.base import Context, DoneBatch, Why
 from hocket.strategies.local_training import LocalTraining
 from hocket.strategies.optimizer_state import CommonState
-from hocket.transport.gate import signature
 
 
 class LocalSGDTraining(LocalTraining):
@@ -98,20 +97,32 @@ class TimedLocalSGD(LocalTraining):
         self._samples = 0
         self._average = InPlaceAverage(context.communicator, self._tensors())
 
-    def end_round(self) -> None:
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "rounds": self.rounds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self.rounds, self._samples = state.get("rounds", 0), 0
+
+    @property
+    def exchanges(self) -> int:
+        return self.rounds
+
+    def regroup(self, weight: float) -> None:
+        self._average.regroup()
+
+    def average(self) -> None:
         """Average the parameters of all workers by their samples since the last time; collective."""
-        what = f"the end of round {self.rounds + 1}"
-        counts = self._communicator.meet(signature(what), self._samples, what)
-        total = sum(counts)
-        if total:
-            weight = self._samples * len(counts) / total
-            self._average.take(self._tensors())
-            self._average.average(lambda: f"the average of round {self.rounds + 1}", 0, weight)
-        if total and self._averages_state:
-            average_once(self._communicator, CommonState(self._communicator, self._optimizer).means)
+        self._average.take(self._tensors())
+        self._average.average_by(self._samples, f"the average of round {self.rounds + 1}")
         self.rounds += 1
         self._samples = 0
         self._note_settled()
+
+    def end_round(self) -> None:
+        """Do what is due after the average of a round; collective."""
+        if self._averages_state:
+            average_once(self._communicator, CommonState(self._communicator, self._optimizer).means)
 
     def end_batch(self, batch: DoneBatch) -> None:
         if not batch.in_loop:

@@ -162,7 +162,7 @@ class _InStep(_Possible):
         with contextlib.ExitStack() as averaged:
             for strategy in strategies:
                 averaged.enter_context(strategy.merged())
-            snapshot = Camera(self._worker, writers=[giver]).take(self._subjects)
+            snapshot = Camera(self._worker, [giver], for_newcomer=True).take(self._subjects)
             if self._group.rank == giver:
                 self._given = _InMemory.of(snapshot, self._describe())
                 self._given.keep()

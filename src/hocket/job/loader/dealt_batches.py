@@ -65,6 +65,9 @@ class DealtBatches(ABC):
     def pause(self) -> None:  # noqa: B027 - there may be nothing to do
         """All workers settle in the middle of their loops."""
 
+    def look(self) -> None:  # noqa: B027 - there may be nothing to do
+        """All workers are about to begin a pass."""
+
     @abstractmethod
     def await_more(self) -> bool:
         """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
@@ -77,11 +80,11 @@ class DealtBatches(ABC):
     def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
         """The loop was left, after it had trained or not; what is still due before all settle, which is collective."""
 
-    def place(self) -> list[Any] | None:
+    def place(self) -> Any:
         """How far all workers are in the pass that goes on, as this one knows; None where no newcomer can be told."""
         return None
 
-    def go_on(self, place: list[Any]) -> None:
+    def go_on(self, place: Any) -> None:
         """Take batches, as a newcomer, of a pass that goes on, and in which another worker has been at ``place``."""
         raise NotImplementedError
 

@@ -124,6 +124,19 @@ class Sampler(Protocol):
         ...
 
 
+class Rounds(Protocol):
+    """What deals out the batches of a pass where workers are not at the same batches."""
+
+    @property
+    def told(self) -> list[int]:
+        """What the others are to know when workers change."""
+        ...
+
+    def regroup(self, change: Change) -> None:
+        """Go on with the workers that there are now."""
+        ...
+
+
 class DividedPasses:
     """The passes of one loader, as far as they are divided among workers that may change.
 
@@ -135,13 +148,21 @@ class DividedPasses:
         marks: The worker's training.
         sampler: Divides the samples; None if the data is a stream.
         find: Gives the pass that is going on.
+        rounds: Gives what deals out the batches, if the passes are not divided by themselves.
 
     Attributes:
         number: The number of the loader, the same on all workers.
     """
 
-    def __init__(self, marks: Marks, sampler: Sampler | None, find: Callable[[], Pass | None]) -> None:
+    def __init__(
+        self,
+        marks: Marks,
+        sampler: Sampler | None,
+        find: Callable[[], Pass | None],
+        rounds: Callable[[], Rounds | None] = lambda: None,
+    ) -> None:
         self.number, self._mark, self._sampler, self._find = marks.loaders, marks.mark, sampler, find
+        self._rounds = rounds
         self._begun: list[tuple[Mark, Plan, int]] = []  # batches that this worker has begun, and that are open
         self._done: tuple[Plan, int] | None = None  # the last batch that was exchanged
         self._open: list[tuple[Plan, int, dict[int, tuple[Span, ...]]]] = []  # batches in which workers were lost
@@ -150,8 +171,10 @@ class DividedPasses:
         self._later: list[tuple[int, _Turn]] = []  # for epochs that others have begun, and this worker has not
 
     @property
-    def given(self) -> tuple[int, int] | None:
+    def given(self) -> Sequence[int] | None:
         """The epoch at work, and how many batches of its latest division this worker has been given."""
+        if (rounds := self._rounds()) is not None:
+            return rounds.told
         now = self._find()
         return None if now is None else (now.plan.epoch, 0 if self._ahead_of(now) else now.plan.given)
 
@@ -177,6 +200,9 @@ class DividedPasses:
         sampler, now = self._sampler, self._find()
         assert sampler is not None
         before, whole = sampler.place, sampler.regroup(change.rank, change.size)
+        if (rounds := self._rounds()) is not None:
+            rounds.regroup(change)
+            return Lost()
         if change.is_new:
             return Lost()  # this worker's passes begin divided among those that there are now
         told = [told for said in change.said if (told := said["given"].get(str(self.number))) is not None]

@@ -67,7 +67,7 @@ class Loader:
         self._dealt: DealtBatches | None = None
         if worker.client is not None:
             self._dealt = QueuedBatches(worker, worker.client, original, queued=self._shares, local=local)
-        self.newcomers = NewcomerPlace(self._dealt, training, lambda: self._pass, self._training.counts.tally)
+        self._tell_newcomers()
         self._batch = global_batch.choose(worker, original.batch_size, self._group, shares=self._shares)
         if training is not False and not local:
             self._training.global_batches.append(self._batch)
@@ -81,7 +81,7 @@ class Loader:
         self._latest: Pass | None = None  # the last pass in training
         self._resumed: dict[str, Any] | None = None
         self._quiet = False  # whether the next pass draws no random numbers when it is opened
-        self._divided_passes = DividedPasses(self._training, self._sampler, lambda: self._pass)
+        self._divided_passes = DividedPasses(self._training, self._sampler, lambda: self._pass, self._find_rounds)
         if self._group.changes and self._sampler is not None:
             self._training.divided.add(self._divided_passes)
 
@@ -97,6 +97,8 @@ class Loader:
             return self._iterate(aside, self._open(aside), training=False)
         self._take_back_a_glance()
         self._find_rounds()
+        if self._dealt is not None:
+            self._dealt.look()
         global_batch.begin(self._worker, self._batch, self.original, local=self.local, uneven=self._is_uneven)
         now = Pass(self.epoch + 1)
         if self._resumed is not None:
@@ -134,10 +136,17 @@ class Loader:
         is_divided = self._sampler is not None and not self.local
         return original_loader.count_batches(self.original, self._sampler, 0, None) if is_divided else self._at_first
 
-    def _find_rounds(self) -> None:
-        if self._dealt is None and self._worker.config.size > 1 and timed(self._worker):
-            deal = RoundDeal(self._group.rank, self._group.size) if self._shares else None
-            self._dealt = TimedRounds(self._worker, deal, lambda: self.before_next and self.before_next())
+    def _find_rounds(self) -> TimedRounds | None:
+        group, has_rounds = self._group, self._trains is not False and timed(self._worker)
+        if self._dealt is None and has_rounds and (self._worker.config.size > 1 or group.changes):
+            deal = RoundDeal(group.rank, group.members) if self._shares else None
+            number, self._batch.told = self._divided_passes.number, "per-worker"
+            self._dealt = TimedRounds(self._worker, number, deal, lambda: self.before_next and self.before_next())
+            self._tell_newcomers()
+        return self._dealt if isinstance(self._dealt, TimedRounds) else None
+
+    def _tell_newcomers(self) -> None:
+        self.newcomers = NewcomerPlace(self._dealt, self._trains, lambda: self._pass, self._training.counts.tally)
 
     def _open(self, now: Pass) -> Iterator[Any]:
         quiet, self._quiet, random = now.plan.is_resumed or self._quiet, False, RandomState.capture()
@@ -325,7 +334,7 @@ class Loader:
         everywhere = plan.correct(counts).everywhere if plan.short else everywhere
         if is_first:
             self._training.counts.tally.give(self, counts.here)
-            if self._group.changes:
+            if self._group.changes and self._dealt is None:
                 self._divided_passes.begin(plan, counts)
         if self._dealt is not None:
             if is_first:
@@ -371,7 +380,8 @@ class Loader:
             else:
                 yield item
         waits = loop is not None and loop.waits  # the script is ahead, or other workers get the batches that are left
-        if self._group.changes and now.plan is plan and loop is not None and not waits and not loop.in_thread:
+        divides = self._group.changes and self._dealt is None
+        if divides and now.plan is plan and loop is not None and not waits and not loop.in_thread:
             self._training.loops.settle()  # as at the end of the loop; what a worker that is lost now had comes then
         if now.plan is not plan:
             self._quiet, self._inner._iterator = True, None
