@@ -31,7 +31,7 @@ IN_STEP = "mirrored -> local_sgd(period=3) @ step 4 -> mirrored @ step 9"  # the
         ("easgd -> diloco(period=4) @ epoch 2 -> local_sgd @ decay", True, True, True),
         ("mirrored -> delayed @ epoch 2", True, False, True),
         ("dmb(extra=1) -> mirrored @ epoch 2", True, False, True),
-        ("mirrored -> diloco(fragments=2) @ epoch 2", True, False, False),
+        ("mirrored -> diloco(fragments=2) @ epoch 2", True, False, True),
         ("local_sgd(after=100)", True, True, True),
         ("local_sgd(after='decay', period=4)", True, True, True),
         ("local_sgd(time=1.0)", True, True, True),

@@ -135,10 +135,6 @@ class DiLoCo(Spec):
     def regroups_unasked(self) -> bool:
         return not self.batches_under_way  # averages would have to be made at once, and not while batches go on
 
-    @property
-    def takes_newcomers(self) -> bool:
-        return self.fragments == 1 and not self.batches_under_way  # else not all is in the state at any time
-
     def check(self) -> None:
         check_period(self.period)
         if not 0 < self.outer_lr < math.inf:

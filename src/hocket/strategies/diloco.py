@@ -23,8 +23,8 @@ class DiLoCoTraining(LocalTraining):
     """Rounds of ``period`` batches, in which every fragment is exchanged once.
 
     In the middle of a round, a checkpoint has the average of the parameters and the anchors of the round: workers that
-    resume from it have the displacement that those who saved it had on average. An exchange that was under way is not
-    kept; it is made in the next round.
+    resume from it have the displacement that those who saved it had on average. An exchange that was under way is kept
+    where its average is there already, as where workers may be lost; else it is made in the next round.
 
     Attributes:
         rounds: How many rounds have ended.
@@ -53,6 +53,8 @@ class DiLoCoTraining(LocalTraining):
             **super().state(),
             "in round": self._in_round,
             "rounds": self.rounds,
+            "settled": self._is_settled,
+            "fragments": [each.state(self._due_of(each)) for each in self._fragments],
             "anchor": {n: t for each in self._fragments for n, t in zip(each.names, each.anchor, strict=True)},
             "momentum": {n: t for each in self._fragments for n, t in zip(each.names, each.momentum, strict=True)},
         }
@@ -69,6 +71,15 @@ class DiLoCoTraining(LocalTraining):
                 if name in anchor and name in momentum:
                     each.anchor[i].copy_(anchor[name])
                     each.momentum[i].copy_(momentum[name])
+        known = state.get("fragments", [])
+        if [each.names for each in self._fragments] == [each["names"] for each in known]:  # else they are others now
+            self._is_settled = state["settled"]
+            self._due = [
+                (found["due"], fragment)
+                for fragment, found in zip(self._fragments, known, strict=True)
+                if fragment.load_state(found)
+            ]
+            self._due.sort(key=lambda due: due[0])
 
     @property
     def exchanges(self) -> int:
@@ -132,6 +143,10 @@ class DiLoCoTraining(LocalTraining):
         batches = self.batches
         fragment.begin(batches, lambda: f"the exchange of displacements after {batches} batches", waits=waits)
         self.sent += fragment.nbytes
+
+    def _due_of(self, fragment: Fragment) -> int | None:
+        """The batch after which a fragment that is under way is taken over."""
+        return next((due for due, each in self._due if each is fragment), None)
 
     def _take_over(self, until: int | None) -> None:
         while self._due and (until is None or self._due[0][0] <= until):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ class Fragment:
         places: Places | None = None,
     ) -> None:
         self.names, self._parameters, self._places = list(names), list(parameters), places or []
-        tensors = [*(parameter.detach() for parameter in parameters), *look_up(self._places)]
+        tensors = self._tensors()
         self._communicator = communicator
         self._exchange = communicator.exchange(communicator.lay_out(tensors), background=not communicator.changes)
         self._number = zlib.crc32(repr([(t.dtype, list(t.shape)) for t in tensors]).encode()) << 1
@@ -49,6 +50,35 @@ class Fragment:
         self.batch, self.is_under_way, self.exchanges = -1, False, 0
         self._means: list[torch.Tensor] = []
         self._start: list[torch.Tensor] | None = None
+
+    def state(self, due: int | None) -> dict[str, Any]:
+        """Where this fragment is; ``due`` is when the exchange is taken over that is under way."""
+        is_known = self.is_under_way and bool(self._means)
+        means = {str(number): mean for number, mean in enumerate(self._means)} if is_known else {}
+        return {
+            "names": self.names,
+            "batch": self.batch,
+            "exchanges": self.exchanges,
+            "due": due if is_known else None,
+            "means": means,
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> bool:
+        """Go on where ``state`` was taken, with its anchor; returns whether an exchange is under way.
+
+        This rank's displacement then, when the exchange began, was the average one.
+        """
+        self.exchanges, means = state["exchanges"], state["means"]
+        if state["due"] is None:
+            self.batch = state["batch"]
+            return False
+        if len(means) != len(self._parameters) + len(self._places):
+            return False  # it has other buffers: the exchange is made in the next round
+        self._means = [means[str(number)].to(tensor) for number, tensor in enumerate(self._tensors())]
+        self._start = [anchor - mean for anchor, mean in zip(self.anchor, self._means, strict=False)]
+        self.batch, self.is_under_way = state["batch"], True
+        return True
 
     def take_anchor(self) -> None:
         """Take the parameters as they are now as the anchor; an exchange that is under way will be dropped."""
@@ -132,6 +162,9 @@ class Fragment:
         if self.is_under_way:
             self._finish()
             self.is_under_way, self._start = False, None
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [*self._own(), *look_up(self._places)]
 
     def _own(self) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self._parameters]
