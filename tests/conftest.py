@@ -23,6 +23,7 @@ from pool import Pool
 
 from hocket.lab.rig import Rig, rig_needs
 from hocket.lab.rig.rig import down
+from hocket.launch.local_crew import reserve_port
 
 SESSION = secrets.token_hex(8)
 os.environ["HOCKET_TEST_SESSION"] = SESSION  # inherited by every process that a test starts
@@ -203,12 +204,10 @@ def _trackers() -> set[int]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> Iterator[int]:
+    """A port on which nobody else listens until the end of the test."""
+    with reserve_port() as reserved:
+        yield reserved.getsockname()[1]
 
 
 class Rigs:

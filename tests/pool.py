@@ -11,7 +11,6 @@ import importlib
 import multiprocessing
 import os
 import secrets
-import socket
 import sys
 import time
 import traceback
@@ -24,6 +23,7 @@ from typing import Any
 from hocket import specs
 from hocket.config import Config
 from hocket.coordinator.hosting import HostedCoordinator
+from hocket.launch.local_crew import reserve_port
 
 MOST = 5
 DEADLINE = 60.0
@@ -104,7 +104,8 @@ class Pool:
         strategy = settings.get("strategy")
         coordinated = coordinated or (strategy is not None and specs.parse(strategy).meets_at_coordinator)
         hosted = servers or coordinated or settings.get("on_loss", "end") != "end" or settings.get("share_gpus", False)
-        port = _free_port() if hosts is not None or hosted else None
+        reserved = reserve_port() if hosts is not None or hosted else None
+        port = reserved.getsockname()[1] if reserved is not None else None
         coordinator, said = None, list[str]()
         if hosted:
             settings |= {"servers": servers, "coordinator_port": port}
@@ -122,6 +123,8 @@ class Pool:
             self.served, self.said = [member.pipe.recv() for member in self._servers[:servers]], said
             if coordinator is not None:
                 coordinator.close()
+            if reserved is not None:
+                reserved.close()
 
     def _start_servers(self, count: int, fields: dict[str, Any]) -> None:
         while len(self._servers) < count:
@@ -227,12 +230,6 @@ class Pool:
         process.start()
         theirs.close()
         return Member(process, ours)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 SECRET = b"s" * 32

@@ -15,12 +15,12 @@ import pytest
 import torch
 from pool import Pool
 from safetensors import safe_open
-from server.serving import free_port
 from torch import nn
 
 import hocket
 from hocket.job.checkpoint import reading
 from hocket.job.worker import current
+from hocket.launch.local_crew import reserve_port
 from job.test_checkpoint import add, train
 
 Hosts = tuple[int, ...]
@@ -94,7 +94,8 @@ def test_a_resumed_training_is_the_uninterrupted_one(
 def test_workers_that_share_no_memory(pool: Pool, tmp_path: Path) -> None:
     def run(*args: Any, **settings: Any) -> list[Any]:
         # A port of its own: the store of the last job may still be there, as the pool's processes go on.
-        return pool.run(2, *args, transport="gloo", port=free_port(), **settings)
+        with reserve_port() as reserved:
+            return pool.run(2, *args, transport="gloo", port=reserved.getsockname()[1], **settings)
 
     whole = run(train, "shuffled", 0, "mirrored")
     settings: dict[str, Any] = {"checkpoint": "saved", "checkpoint_every": 3}

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 from conftest import Rigs
+
+from hocket.launch.local_crew import reserve_port
 
 SCRIPT = str(Path(__file__).parent / "interrupted.py")
 HOSTS = (2, 1)
@@ -23,9 +24,8 @@ class Job:
     """One process for each worker; ``with`` kills what is left of them."""
 
     def __init__(self, start: Start, address: str, checkpoint: str, *args: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
+        self._reserved = reserve_port()
+        port = self._reserved.getsockname()[1]
         places = [(host, local) for host, count in enumerate(HOSTS) for local in range(count)]
         self.workers = []
         for rank, (host, local) in enumerate(places):
@@ -44,6 +44,7 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         self.kill(range(len(self.workers)))
+        self._reserved.close()
 
     def wait_for_stop(self, rank: int) -> None:
         stdout = self.workers[rank].stdout

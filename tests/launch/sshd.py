@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from hocket.launch.local_crew import reserve_port
+
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 
@@ -26,7 +28,8 @@ class Sshd:
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / f"{name}_key")]
             subprocess.run(command, check=True)
         shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
-        self.port = _free_port()
+        self._reserved = reserve_port()
+        self.port = self._reserved.getsockname()[1]
         known = (folder / "host_key.pub").read_text().split()[:2]
         (folder / "known_hosts").write_text(f"[127.0.0.1]:{self.port} {' '.join(known)}\n")
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -78,9 +81,4 @@ class Sshd:
         self._process.terminate()
         self._process.wait()
         self._log.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        self._reserved.close()

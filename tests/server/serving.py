@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ import torch
 
 from hocket.config import Config
 from hocket.coordinator.hosting import HostedCoordinator
+from hocket.launch.local_crew import reserve_port
 from hocket.server import rule
 from hocket.server.copies import DenseCopy
 from hocket.server.front import Front
@@ -61,13 +61,14 @@ class Served:
 def serve(workers: int, servers: int = 1, timeout: float = 20.0, *, tcp: bool = True) -> Iterator[Served]:
     """Servers over loopback TCP, or over sockets of this host, until the end of the block."""
     name = f"hocket-{secrets.token_hex(8)}"
+    reserved = reserve_port()
     config = Config(
         launched=True,
         servers=servers,
         size=workers,
         timeout=timeout,
         rendezvous=name,
-        coordinator_port=free_port() if tcp else None,
+        coordinator_port=reserved.getsockname()[1] if tcp else None,
         transport="gloo" if tcp else "auto",
     )
     coordinator = HostedCoordinator(config, SECRET)
@@ -84,12 +85,7 @@ def serve(workers: int, servers: int = 1, timeout: float = 20.0, *, tcp: bool = 
         coordinator.close()  # first: it may be telling a server that a worker has left
         for front in found.fronts:
             front.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+        reserved.close()
 
 
 def knock(port: int, rank: int, nonce: str = "", deadline: float = 5.0) -> Wire:

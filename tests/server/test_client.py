@@ -14,7 +14,6 @@ from server.serving import (
     alone,
     client,
     copy,
-    free_port,
     gradient,
     links,
     local_links,
@@ -103,7 +102,7 @@ def test_a_thousand_idle_connections_while_a_worker_trains() -> None:
         until(lambda: sum(thread.name == "hocket-peer" for thread in threading.enumerate()) <= 128 + known)
 
 
-def test_encrypted_from_end_to_end() -> None:
+def test_encrypted_from_end_to_end(free_port: int) -> None:
     """Two servers on an address that others could reach, and workers that find them as a job does."""
     found = [address for name, address in addresses() if not address.startswith("127.") and ":" not in address]
     if not found:
@@ -115,7 +114,7 @@ def test_encrypted_from_end_to_end() -> None:
         timeout=20.0,
         address=found[0],
         host_address=found[0],
-        coordinator_port=free_port(),
+        coordinator_port=free_port,
         transport="gloo",
     )
     with ExitStack() as stack:
