@@ -221,7 +221,13 @@ def test_who_does_not_arrive_is_named_with_all_stacks(no_beat: None, capfd: pyte
         job.watches[0]._timeout = 1.0
         with pytest.raises(DeadlineExceeded, match=r"^rank 0 waits in a sum, for 1 s, for ranks 1, 2 on b: the stacks"):
             job.wait(0, "a sum").result()
-        assert capfd.readouterr().err.count("(most recent call first)") >= 3
+        told: list[str] = []
+
+        def all_have_told() -> bool:
+            told.append(capfd.readouterr().err)
+            return "".join(told).count("(most recent call first)") >= 3
+
+        until(all_have_told)
 
 
 def test_who_is_not_in_a_group_is_not_named(no_beat: None) -> None:
@@ -260,13 +266,15 @@ def test_silence_is_said_then_given_up(monkeypatch: pytest.MonkeyPatch, capfd: p
     with watched(HOSTS, is_of_rank_0=True) as job:
         until(lambda: len(job.coordinator.service.liveness._wires) == 3)
         of = {rank: id(wire) for rank, wire in job.coordinator.service.liveness._wires.items()}
+        begun = time.monotonic()
         silences[of[1]] = 5.0  # another rank of that host answers
         silences[of[2]] = 2.0
         until(lambda: job.said != [])
         silences.clear()
         until(lambda: len(job.said) == 2)
         assert re.match(r"hocket: b \(ranks 1, 2\) does not answer: it is down .*; giving up after 10 s", job.said[0])
-        assert re.match(r"hocket: b \(ranks 1, 2\) answers again after 2\.\d s", job.said[1])
+        again = re.match(r"hocket: b \(ranks 1, 2\) answers again after (\d+\.\d) s", job.said[1])
+        assert again is not None and 2.0 <= float(again[1]) < 2.1 + time.monotonic() - begun
         silences |= {of[1]: 11.0, of[2]: 12.0}
         waits = job.wait(0, "a sum")
         with pytest.raises(WorkerLost, match="but ranks 1, 2 on b did not answer for 10 s"):
