@@ -280,7 +280,7 @@ def test_hosts_with_several_workers(pool: Pool, hosts: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "deaths"),
-    [((2, 1), {1: 9}), ((2, 1), {2: 30}), ((2, 2), {0: 5}), ((2, 2), {3: 60}), ((2, 2), {2: 12, 3: 12})],
+    [((2, 1), {1: 9}), ((2, 1), {2: 30}), ((2, 2), {0: 5}), ((2, 2), {3: 20}), ((2, 2), {2: 12, 3: 12})],
 )
 def test_killed(pool: Pool, hosts: tuple[int, ...], deaths: dict[int, int]) -> None:
     size = sum(hosts)

@@ -53,6 +53,22 @@ def test_gather_and_broadcast(encrypted: bool, size: int, count: int, root: int)
         assert together(members, all_of_them) == [None] * size
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+def test_confirm(size: int) -> None:
+    here = [0]
+    lock = threading.Lock()
+
+    def twice(group: TcpGroup) -> tuple[bool, bool, bool]:
+        with lock:
+            here[0] += 1
+        first = group.confirm(7, "a test")
+        are_all_here = here[0] == size
+        return first, are_all_here, group.confirm(7 + (group.rank == size - 1), "another test")
+
+    with groups(size) as members:
+        assert together(members, twice) == [(True, True, False)] * size
+
+
 def test_a_collective_after_those_under_way() -> None:
     mine = values(3, BIG, torch.float32)
     expected, small = reference(mine, "sum"), values(3, 5, torch.float32)

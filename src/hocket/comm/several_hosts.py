@@ -134,6 +134,24 @@ class HostsCommunicator(Communicator):
         self._compare([int(row[:8].view(torch.int64)) for row in rows], what)
         return [int(row[8:16].view(torch.int64)) for row in rows]
 
+    def confirm(self, number: int, what: Description) -> None:
+        """Wait until every rank is here with the same ``number``: as ``meet``, for less; only with ``TcpGroup``.
+
+        Raises:
+            MismatchError: another rank came with another number.
+        """
+        self._watch.enter(_HAND)
+        is_same = True
+        if self._local.size > 1:
+            self._local.meet(number, 0, what)
+        if self.topology.local_rank == 0:
+            assert isinstance(self._column, TcpGroup)
+            is_same = self._column.confirm(number, what)
+        if self._local.size > 1:
+            is_same = self._local.meet(number, is_same, what)[0] == 1
+        if not is_same:
+            self.meet(number, 0, what)  # which says who does what
+
     def gather_bytes(self, data: bytes) -> list[bytes]:
         what = named("an exchange of descriptions")
         mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]

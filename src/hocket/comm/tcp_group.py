@@ -197,6 +197,12 @@ class TcpGroup:
     def broadcast(self, tensor: torch.Tensor, root: int, what: Description) -> None:
         self._do(lambda: self._spread(tensor, root), what)
 
+    def confirm(self, number: int, what: Description) -> bool:
+        """Wait until all members are here; returns whether all came with the same ``number``."""
+        found: list[bool] = []
+        self._do(lambda: found.append(_confirm(self._links, number)), what)
+        return found[0]
+
     def wait(self, work: Work, what: Description) -> None:
         assert isinstance(work, Sum)
         while not work.is_completed():
@@ -333,3 +339,18 @@ class TcpGroup:
     def _spread(self, tensor: torch.Tensor, root: int) -> None:
         algorithm = Star() if tensor.nbytes * (self.size - 1) <= _SMALL else Ring()
         algorithm.broadcast(self._links, tensor.view(-1), root)
+
+
+def _confirm(links: PointToPoint, number: int) -> bool:
+    """Whether all members have the same number: what each has heard goes to those 1, 2, 3, then 4, 8, 12 … further."""
+    rank, size, distance, is_same = links.rank, links.size, 1, True
+    while distance < size:
+        steps = range(distance, min(4 * distance, size), distance)
+        mine, theirs = torch.tensor([number, is_same]), torch.empty(len(steps), 2, dtype=torch.int64)
+        for step in steps:
+            links.send((rank + step) % size, mine)
+        for step, row in zip(steps, theirs.unbind(), strict=True):
+            links.receive((rank - step) % size, row)
+        is_same = is_same and theirs.tolist() == [[number, True]] * len(steps)
+        distance *= 4
+    return is_same

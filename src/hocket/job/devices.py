@@ -45,7 +45,10 @@ def connect(
     if mine and not mine.startswith("cuda"):
         raise UsageError(f"the model is on {mine}: Hocket trains on CPUs and CUDA GPUs; call model.cpu() first")
     if mine and communicator.changes and len(communicator.topology.hosts) > 1:
-        communicator.stay("with models on GPUs workers come and go only on one host: leave out the other hosts")
+        raise UsageError(
+            "with models on GPUs workers come and go only on one host: leave out the other hosts; or --on-loss, -n "
+            "a..b, --spares, --discover and --transport tcp"
+        )
     elif mine and communicator.changes and config.on_loss == "auto":
         # Each step would wait for the GPU, and for all others to have its results.
         communicator.stay("with models on GPUs a worker is replaced only if --on-loss replace asks for it")
