@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from hocket.comm.generation_watch import GenerationWatch
-from hocket.errors import DeadlineExceeded
+from hocket.errors import DeadlineExceeded, MismatchError
 from hocket.transport.network_group import Among
 from hocket.transport.waiting import NOTICE, Patience
 
@@ -43,6 +43,13 @@ class Town:
                 watch = Among(self.watches[number], members) if members else self.watches[number]
                 watch.look(what, patience[number])
 
+    def differ(self, first: str, second: str) -> None:
+        """Ranks 0 and 2 wait in something each; then they look at each other's place."""
+        self.wait(0, seconds=0.0, what=first)
+        self.wait(2, seconds=0.0, what=second)
+        self.watches[0]._compared = float("-inf")
+        self.wait(0, seconds=0.0, what=first)
+
 
 @pytest.fixture
 def town() -> Town:
@@ -74,3 +81,19 @@ def test_the_end_of_patience_names_all(town: Town) -> None:
     says = r"^rank 0 waited 100 s in a sum for rank 2 \(alive\); rank 3 waits in a mean: see"
     with pytest.raises(DeadlineExceeded, match=says):
         town.wait(0, seconds=TIMEOUT)
+
+
+def test_who_waits_for_each_other_in_different_collectives(town: Town) -> None:
+    for number, lanes in ((0, ["exchange 1", "exchange 1"]), (2, ["exchange 1", "collectives"])):
+        for lane in lanes:
+            town.watches[number].enter(lane)
+    with pytest.raises(MismatchError, match=r"do not do the same: rank 0: the second; rank 2: a barrier\. All ranks"):
+        town.differ("the second", "a barrier")
+
+
+def test_a_worker_that_is_behind_will_come(town: Town) -> None:
+    """Rank 0 has the sum already, and waits until rank 2 has it, too."""
+    for number, lanes in ((0, ["exchange 1", "collectives"]), (2, ["exchange 1"])):
+        for lane in lanes:
+            town.watches[number].enter(lane)
+    town.differ("the end", "the sum")

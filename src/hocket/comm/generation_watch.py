@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 
 from hocket.comm.cut_links import judge
 from hocket.comm.tcp_group import TcpGroup
-from hocket.errors import DeadlineExceeded, JobError, WorkerLost
+from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
 from hocket.transport.member_links import Links
 from hocket.transport.store import Store
-from hocket.transport.waiting import Description, Patience, give_notice, ranks, say
+from hocket.transport.waiting import Description, Patience, Standing, give_notice, ranks, say, say_all
 
 _TELL = 2.0  # seconds of a wait after which the others are told
+_COMPARE = 1.0  # seconds between two looks at where the others wait, once they were told
 _ASK = 0.5  # seconds between two questions to the coordinator, while the members are not connected yet
 
 
@@ -48,7 +51,8 @@ class GenerationWatch:
         self.is_cut_off = False
         self._groups: list[TcpGroup] = []
         self._links: Links | None = None  # those between all members
-        self._told = ""  # what this worker waits in, if the others were told
+        self._told: Standing | None = None  # where this worker waits, if the others were told
+        self._lane, self._counts, self._compared = "", dict[str, int](), 0.0
         self._done: set[int] = set()  # members that have said that their script has ended well
         self._asked = time.monotonic()
 
@@ -70,7 +74,9 @@ class GenerationWatch:
             group.close()
 
     def enter(self, lane: str) -> None:
-        """Nothing to do: members that do different things are told so when they compare."""
+        """See ``Watcher``."""
+        self._lane = lane
+        self._counts[lane] = self._counts.get(lane, 0) + 1
 
     def wait(self, done: Callable[[float], bool], what: Description, members: Sequence[int] = ()) -> None:
         patience = Patience(self._timeout)
@@ -81,12 +87,14 @@ class GenerationWatch:
             self.rest()
 
     def look(self, what: Description, patience: Patience, members: Sequence[int] = ()) -> None:
-        """See ``Overview``: in a long wait, what this worker waits in is told to the others."""
+        """See ``Overview``: in a long wait, the others are told where this worker waits, and that is compared."""
         missing = self._missing()
         if missing:
             raise WorkerLost(f"{ranks(missing)} ended while rank {self._own} waited in {say(what)}")
         if not self._told and patience.seconds > min(_TELL, self._timeout / 2):
-            self._tell(say(what))
+            self._tell(Standing(self._lane, dict(self._counts), say(what)))
+        elif self._told and time.monotonic() > self._compared + _COMPARE:
+            self._compare(self._told)
         if patience.is_notice_due():
             here, absent, _ = self._places(say(what), members)
             if absent and here[0] == self._own:
@@ -103,7 +111,7 @@ class GenerationWatch:
     def rest(self) -> None:
         """See ``Outlook``: the others are told that this worker waits no longer, if they were told that it does."""
         if self._told:
-            self._tell("")
+            self._tell(None)
 
     def look_for(self, members: Sequence[int]) -> None:
         """Raise if one of some ranks of this generation has ended, well or not; any thread may call it."""
@@ -148,20 +156,35 @@ class GenerationWatch:
         loss.died = bool(died) and len(died) == len(missing)
         return loss
 
-    def _tell(self, text: str) -> None:
-        """Tell the others what this worker waits in; nothing if it does not wait."""
-        self._told = text
+    def _tell(self, standing: Standing | None) -> None:
+        """Tell the others where this worker waits; None if it does not wait."""
+        self._told, self._compared = standing, time.monotonic()
         with contextlib.suppress(JobError, RuntimeError):  # the coordinator is gone, which is noticed elsewhere
-            self._store.set(_waits(self._own), text)
+            self._store.set(_waits(self._own), json.dumps(standing and asdict(standing)))
+
+    def _compare(self, mine: Standing) -> None:
+        """Raise if this worker and another one wait for each other in different collectives: neither will arrive."""
+        self._compared = time.monotonic()
+        others = self._standings([each for each in self.members if each != self._own])
+        if any(mine.waits_in_vain(other) for other in others.values()):
+            raise MismatchError(
+                f"the ranks do not do the same: {say_all({self._own: mine, **others})}. All ranks must make the same "
+                "calls in the same order, with the same shapes and types"
+            )
+
+    def _standings(self, members: Sequence[int]) -> dict[int, Standing]:
+        """Where those of ``members`` wait that wait."""
+        told = {each: json.loads(self._read(_waits(each)) or "null") for each in members}
+        return {each: Standing(**standing) for each, standing in told.items() if standing is not None}
 
     def _places(self, text: str, members: Sequence[int]) -> tuple[list[int], list[int], dict[int, str]]:
         """Who of the members that are alive waits in the same, who in nothing, and in what the others do."""
         live = self._live()
         others = [each for each in members or self.members if each != self._own and each in live]
-        waits = {each: self._read(_waits(each)) for each in others}
-        here = sorted([self._own, *(each for each in others if waits[each] == text)])
-        elsewhere = {each: said for each, said in waits.items() if said not in ("", text)}
-        return here, [each for each in others if not waits[each]], elsewhere
+        waits = self._standings(others)
+        here = sorted([self._own, *(each for each, standing in waits.items() if standing.text == text)])
+        elsewhere = {each: standing.text for each, standing in waits.items() if standing.text != text}
+        return here, [each for each in others if each not in waits], elsewhere
 
     def _missing(self) -> list[int]:
         if self._groups:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hocket.coordinator.ledger import FAILED, Ledger
 from hocket.errors import JobError
-from hocket.transport.waiting import ranks
+from hocket.transport.waiting import Standing, ranks, say_all
 from hocket.transport.wire import Bell, Wire
 
 SILENT_AFTER = 1.5  # seconds without an answer of a host until a line says so
@@ -26,21 +26,6 @@ LOST_AFTER = 10.0  # seconds without an answer until a host is given up
 ENDED = "ended"
 _LOOK = 0.2  # seconds between two looks at all hosts
 UNANSWERED = f"did not answer for {LOST_AFTER:.0f} s (the host is down, or the link to it is cut)"
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where a rank waits.
-
-    Attributes:
-        lane: The sequence of collectives that the rank waits in; it is the same on every rank.
-        counts: How many collectives the rank has begun in each lane.
-        text: What the rank waits for, in words.
-    """
-
-    lane: str
-    counts: dict[str, int]
-    text: str
 
 
 @dataclass(frozen=True)
@@ -242,14 +227,5 @@ class Liveness:
 
     def _look_for_mismatch(self, new: Standing) -> None:
         """Find out whether two ranks wait for each other in different collectives: neither will ever arrive."""
-        if self._mismatch or not any(_wait_in_vain(new, other) for other in self._waits.values()):
-            return
-        groups: dict[str, list[int]] = {}
-        for rank, wait in sorted(self._waits.items()):
-            groups.setdefault(wait.text, []).append(rank)
-        self._mismatch = "; ".join(f"{ranks(who)}: {text}" for text, who in groups.items())
-
-
-def _wait_in_vain(a: Standing, b: Standing) -> bool:
-    """Whether each of two ranks is in a collective that the other one has not begun."""
-    return b.counts.get(a.lane, 0) < a.counts.get(a.lane, 0) and a.counts.get(b.lane, 0) < b.counts.get(b.lane, 0)
+        if not self._mismatch and any(new.waits_in_vain(other) for other in self._waits.values()):
+            self._mismatch = say_all(self._waits)

@@ -22,12 +22,12 @@ from hocket.coordinator.coordinator_client import reach_coordinator
 from hocket.coordinator.coordinator_service import Ask
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.ledger import FAILED
-from hocket.coordinator.liveness import ENDED, LOST_AFTER, UNANSWERED, News, Silence, Standing
+from hocket.coordinator.liveness import ENDED, LOST_AFTER, UNANSWERED, News, Silence
 from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
 from hocket.transport.gate import FINISHED
 from hocket.transport.proof import NotProved
 from hocket.transport.requests import WATCH, Talk, join
-from hocket.transport.waiting import Description, Patience, give_notice, ranks, say
+from hocket.transport.waiting import Description, Patience, Standing, give_notice, ranks, say
 from hocket.transport.wire import Bell, Closed, Wire
 
 _BEAT = 0.5  # seconds between two questions

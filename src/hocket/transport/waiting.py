@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from hocket.errors import DeadlineExceeded
@@ -149,6 +150,37 @@ def doze(condition: Condition, note: Note, seconds: float) -> None:
         note.look()
         seconds = min(seconds, LOOK)
     condition.wait(seconds)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a rank waits.
+
+    Attributes:
+        lane: The sequence of collectives that the rank waits in; it is the same on every rank.
+        counts: How many collectives the rank has begun in each lane.
+        text: What the rank waits for, in words.
+    """
+
+    lane: str
+    counts: dict[str, int]
+    text: str
+
+    def waits_in_vain(self, other: Standing) -> bool:
+        """Whether each of two ranks is in a collective that the other one has not begun."""
+
+        def is_ahead(a: Standing, b: Standing) -> bool:
+            return b.counts.get(a.lane, 0) < a.counts.get(a.lane, 0)
+
+        return is_ahead(self, other) and is_ahead(other, self)
+
+
+def say_all(standings: Mapping[int, Standing]) -> str:
+    """Where each rank waits, for messages."""
+    groups: dict[str, list[int]] = {}
+    for rank, standing in sorted(standings.items()):
+        groups.setdefault(standing.text, []).append(rank)
+    return "; ".join(f"{ranks(who)}: {text}" for text, who in groups.items())
 
 
 def say(what: Description) -> str:
