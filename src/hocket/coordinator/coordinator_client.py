@@ -36,6 +36,7 @@ class Coordinator:
         is_in: Whether this worker is one of those that meet.
         waited: Seconds that this worker has waited in meetings so far.
         on_loss: Called when the coordinator is out of reach, or has taken this worker for dead.
+        on_goodbye: Called when this worker has said goodbye.
         deals: The deals of the loaders whose batches are dealt out, in the order in which the loaders were made.
     """
 
@@ -52,6 +53,7 @@ class Coordinator:
         self.waited, self.clock = 0.0, clock
         self.deals: list[Deal] = []
         self.on_loss: Callable[[JobError], None] = lambda _: None
+        self.on_goodbye: Callable[[], None] = lambda: None
         self._meetings = self._areas = self._generation = 0
 
     def gather(self, what: str, data: bytes) -> dict[int, bytes]:
@@ -171,6 +173,8 @@ class Coordinator:
     def close(self) -> None:
         """Say goodbye."""
         self.link.close()
+        on_goodbye, self.on_goodbye = self.on_goodbye, lambda: None
+        on_goodbye()
 
     def _request(
         self, kind: int, head: dict[str, Any], parts: Sequence[memoryview] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hocket.comm.changing_group import RegroupingCommunicator
@@ -10,6 +11,7 @@ from hocket.comm.generation import Change
 from hocket.errors import WorkerLost
 from hocket.events import BATCHES_AGAIN, SAMPLES_AGAIN, WORKERS_CHANGED, Happening, Survival
 from hocket.specs import Spec
+from hocket.transport.waiting import ranks
 
 if TYPE_CHECKING:
     from hocket.job.worker import Worker
@@ -90,6 +92,13 @@ def follow_changes(worker: Worker) -> None:
             if redone := sum(part.again for part in parts):
                 details |= {BATCHES_AGAIN: sum(part.parts for part in parts), SAMPLES_AGAIN: redone}
             worker.sink.put(Happening(WORKERS_CHANGED, details))
+            if change.lost and config.events is None:  # there is no launcher that says so
+                print(
+                    f"hocket: {ranks(change.lost)} {'was' if len(change.lost) == 1 else 'were'} lost; "
+                    f"{ranks(change.now)} go{'es' if change.size == 1 else ''} on.",
+                    file=sys.stderr,
+                    flush=True,
+                )
         for call in training.on_change:
             call(change)
 

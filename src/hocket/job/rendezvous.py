@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ from hocket.coordinator.coordinator_client import Coordinator, connect, open_boa
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.liveness_client import Watch
 from hocket.errors import JobError, ServerLost, TakenForDead, UsageError, WorkerLost
-from hocket.events import NoSink, PipeSink, Sink, Stage
+from hocket.events import PipeSink, Stage
 from hocket.job import host_groups, introductions
 from hocket.server.server_client import Client, open_client
 from hocket.transport import futex, handoff
@@ -39,6 +40,7 @@ from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.store import AskedStore, Store, StoreLost, open_store, prefixed
 
 _REACH = 2.0  # seconds in which the host of the coordinator has to answer
+_GOODBYE = 2.0  # seconds for which a coordinator in this process waits for other workers when this one ends
 
 
 def join(config: Config) -> Communicator:
@@ -99,50 +101,109 @@ def _join_host(config: Config) -> Communicator:
 
 
 def _join_to_go_on(config: Config, shares: bool) -> Communicator | None:
-    """Meet the other workers at the coordinator: when one of them dies, the others meet there again.
+    """Meet the other workers at a coordinator: when one of them dies, the others meet there again.
 
-    None if this job cannot do so, and nobody has asked for it.
+    None if this job cannot do so, or does so only if it is asked to, and nobody has asked for it.
     """
     if config.on_loss == "end":
         return None
     secret = introductions.job_secret(config)
     is_one_host = not config.spans_hosts and config.local_size in (0, config.size)
-    # Between hosts each collective waits until all have its result, which auto does only over --transport tcp.
+    # Between hosts whoever waits in vain is told less of the others then, so auto does so only over --transport tcp.
     can_go_on = shares and (is_one_host or config.transport == "tcp" or config.on_loss != "auto")
-    if secret is None or config.coordinator_port is None or not can_go_on:
-        if config.on_loss == "auto":
-            return None
-        raise UsageError(
-            f"--on-loss {config.on_loss} needs hocket run on x86-64 Linux, without --transport gloo: leave it out, or "
-            "use a strategy with servers, gossip or hogwild, which go on by themselves"
-        )
+    if can_go_on and secret is not None and config.coordinator_port is not None:
+        return _meet_to_go_on(config, secret, is_one_host=is_one_host)
+    if config.on_loss == "auto":
+        return None
+    why = "needs hocket run on x86-64 Linux, without --transport gloo"
+    if shares and config.on_loss == "replace":
+        why = "needs hocket run, which starts new workers: use that, or --on-loss continue"
+    elif shares and config.of_torchrun:
+        why = "cannot work under torchrun, which ends all workers when one dies: use hocket run"
+    elif shares:
+        return _meet_without_launcher(config)
+    raise UsageError(
+        f"--on-loss {config.on_loss} {why}, leave --on-loss out, or use a strategy with servers, gossip or hogwild, "
+        "which go on by themselves"
+    )
+
+
+def _meet_to_go_on(config: Config, secret: bytes, *, is_one_host: bool) -> Communicator:
+    """Meet at the coordinator that ``hocket run`` has started."""
+    coordinator = _come(config, secret)
+    if is_one_host:
+        return _going_on(config, coordinator, OneHost(coordinator, config.timeout))
+    host, name = config.rendezvous or introductions.machine(), config.host_name or platform.node()
+    place = host, name, config.host_address or config.address
+    return _going_on(config, coordinator, _connector(config, secret, coordinator, place))
+
+
+def _meet_without_launcher(config: Config) -> Communicator:
+    """Meet at a coordinator that is a thread of rank 0, and ends with it; the job's store says where that is."""
+    store = prefixed(_open_store(config), f"hocket/{config.restart}")
+    met = introductions.meet(config, store, shares=True)
+    topology = met.topology
+    is_one_host = len(topology.hosts) == 1
+    told, hosted = _host_coordinator(
+        dataclasses.replace(
+            host_groups.secured_as(config), host_address=met.address, rendezvous=met.socket if is_one_host else None
+        ),
+        store,
+        met.secret,
+    )
+    try:
+        coordinator = _come(told, met.secret)
+        if hosted is not None:
+            coordinator.on_goodbye = functools.partial(_end_coordinator, hosted)
+        connector: Connector = OneHost(coordinator, config.timeout)
+        if not is_one_host:
+            place = str(topology.host), topology.names[topology.host], met.address
+            connector = _connector(told, met.secret, coordinator, place)
+        return _going_on(told, coordinator, connector)
+    except BaseException:
+        if hosted is not None:
+            hosted.close()
+        raise
+
+
+def _end_coordinator(hosted: HostedCoordinator) -> None:
+    """End the coordinator once all workers have said goodbye, or after a while."""
+    end = time.monotonic() + _GOODBYE
+    while hosted.service.ledger.live and time.monotonic() < end:
+        time.sleep(0.01)
+    hosted.close()
+
+
+def _come(config: Config, secret: bytes) -> Coordinator:
     link, _ = connect(config, secret, config.rank, {"newcomer": config.newcomer})
-    coordinator = Coordinator(config.rank, config.size, link)
-    connector: Connector = OneHost(coordinator, config.timeout)
-    if not is_one_host:
-        board, secured = open_board(config, secret), host_groups.secured_as(config)
+    return Coordinator(config.rank, config.size, link)
 
-        def ask(operation: str, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
-            try:
-                return board(operation, head, value)
-            except ServerLost as error:
-                _heed_loss(config, error)
-                raise
 
-        store = AskedStore(ask, config.timeout)
-        end = functools.partial(_end_cut_off, config)
-        coordinator.on_loss = functools.partial(_heed_loss, config)
-        network = Network(
-            store,
-            secret,
-            lambda to: encrypted(to, secured),
-            coordinator.live,
-            config.timeout,
-            end,
-            config.algorithm,
-        )
-        host, name = config.rendezvous or introductions.machine(), config.host_name or platform.node()
-        connector = SeveralHosts(coordinator, network, host, name, config.host_address or config.address)
+def _connector(config: Config, secret: bytes, coordinator: Coordinator, place: tuple[str, str, str]) -> SeveralHosts:
+    """What connects workers of several hosts; ``place`` has a text that tells hosts apart, a name and an address."""
+    board, secured = open_board(config, secret), host_groups.secured_as(config)
+
+    def ask(operation: str, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
+        try:
+            return board(operation, head, value)
+        except ServerLost as error:
+            _heed_loss(config, error)
+            raise
+
+    coordinator.on_loss = functools.partial(_heed_loss, config)
+    network = Network(
+        AskedStore(ask, config.timeout),
+        secret,
+        lambda to: encrypted(to, secured),
+        coordinator.live,
+        config.timeout,
+        functools.partial(_end_cut_off, config),
+        config.algorithm,
+    )
+    return SeveralHosts(coordinator, network, *place)
+
+
+def _going_on(config: Config, coordinator: Coordinator, connector: Connector) -> RegroupingCommunicator:
     return RegroupingCommunicator(
         coordinator,
         connector,
@@ -154,8 +215,10 @@ def _join_to_go_on(config: Config, shares: bool) -> Communicator | None:
 
 def _end_cut_off(config: Config, why: str) -> None:
     """End this process, which other workers do not reach: they go on without it."""
-    sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
-    sink.put(Stage("cut off", words=why))
+    if config.events is not None:
+        PipeSink(config.events).put(Stage("cut off", words=why))
+    else:
+        print(f"hocket: rank {config.rank} ends: {why}", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -199,19 +262,29 @@ def _open_watch(config: Config, store: Store, met: introductions.Introductions) 
     if introductions.job_secret(config) is not None and config.coordinator_port is not None:
         return Watch(config, met.secret, names)
     config = dataclasses.replace(host_groups.secured_as(config), host_address=met.address, rendezvous=None)
-    hosted = None
-    if config.rank == 0:
-        hosted = HostedCoordinator(config, met.secret)
-        hosted.service.say = lambda line: print(line, file=sys.stderr, flush=True)
-        store.set("coordinator", f"{hosted.said['port']} {hosted.said['address']}")
+    config, hosted = _host_coordinator(config, store, met.secret)
     try:
-        address, port = introductions.read_address(store, "coordinator")
-        config = dataclasses.replace(config, address=address, coordinator_port=port)
         return Watch(config, met.secret, names, is_of_rank_0=True, hosted=hosted)
     except BaseException:
         if hosted is not None:
             hosted.close()
         raise
+
+
+def _host_coordinator(config: Config, store: Store, secret: bytes) -> tuple[Config, HostedCoordinator | None]:
+    """Have rank 0 start the coordinator in a thread; returns how it is reached, and on rank 0 itself. Collective."""
+    hosted = None
+    if config.rank == 0:
+        hosted = HostedCoordinator(config, secret)
+        hosted.service.say = lambda line: print(line, file=sys.stderr, flush=True)
+        store.set("coordinator", f"{hosted.said['port']} {hosted.said['address']}")
+    try:
+        address, port = introductions.read_address(store, "coordinator")
+    except BaseException:
+        if hosted is not None:
+            hosted.close()
+        raise
+    return dataclasses.replace(config, address=address, coordinator_port=port), hosted
 
 
 def gpu_connector(config: Config, device: torch.device) -> ConnectGpus:
