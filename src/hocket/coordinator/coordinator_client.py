@@ -86,6 +86,11 @@ class Coordinator:
         ranks: list[int] = self._request(Ask.MEMBERSHIP, {})[0]["ranks"]
         return ranks
 
+    def history(self) -> list[dict[str, Any]]:
+        """Who was lost, and who has joined, so far."""
+        found: list[dict[str, Any]] = self._request(Ask.HISTORY, {})[0]["history"]
+        return found
+
     def keep(self, answers: bytes, failure: str = "") -> None:
         """Have newcomers get these answers to their calls before they train; or be told why nobody can join."""
         self._request(Ask.KEEP, {"failure": failure}, [memoryview(answers)] if answers else [])

@@ -50,6 +50,7 @@ class Ask(IntEnum):
     JOIN = 77
     ADMIT = 78
     LEAVE = 79
+    HISTORY = 80
 
 
 class Tell(IntEnum):
@@ -132,6 +133,7 @@ class CoordinatorService:
             Ask.QUEUE: self._queue,
             Ask.RESTORE: self._restore,
             Ask.MEMBERSHIP: lambda *_: Answer({"ranks": self.ledger.live, **self.changes.wanted()}),
+            Ask.HISTORY: lambda *_: Answer({"history": self.ledger.history}),
             Ask.KEEP: self._keep,
             Ask.KEPT: lambda rank, head, body, note: _tell(*self.changes.kept(rank, note)),
             Ask.JOIN: lambda rank, head, body, note: _tell(*self.changes.join(rank, note)),

@@ -54,6 +54,7 @@ class Ledger:
         self._generation = 0
         self._said: dict[int, dict[str, Any]] = {}
         self._gone: dict[int, str] = {}  # how each rank was lost; empty if it has finished
+        self._history: list[dict[str, Any]] = []
 
     def membership(self) -> Membership:
         """Who is in the job now."""
@@ -73,6 +74,12 @@ class Ledger:
         with self._lock:
             return dict(self._gone)
 
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Who was lost, and who has joined, in this order, and in which generation."""
+        with self._lock:
+            return [*self._history]
+
     def welcome(self, rank: int, said: dict[str, Any]) -> bool:
         """A worker is here; returns whether it had been taken for dead."""
         with self._lock:
@@ -87,6 +94,7 @@ class Ledger:
             self._numbers.add(rank)
             self._gone.pop(rank, None)
             self._generation += 1
+            self._history.append({"generation": self._generation, "joined": [rank]})
 
     def knows(self, rank: int) -> bool:
         """Whether a number is that of a worker: one of the first, or of a newcomer that was let in."""
@@ -100,4 +108,6 @@ class Ledger:
                 return False
             self._gone[rank] = why
             self._generation += 1
+            if why:
+                self._history.append({"generation": self._generation, "lost": [rank]})
             return True

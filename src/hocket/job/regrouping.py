@@ -83,14 +83,15 @@ def follow_changes(worker: Worker) -> None:
         if change.joined:
             for check in training.checks.values():
                 check.begin_anew()
+        details: dict[str, Any] = {"generation": change.generation, "workers": change.size}
+        named = {"lost": change.lost, "joined": change.joined}
+        if change.is_planned:
+            named["left"] = named.pop("lost")
+        details |= {name: who for name, who in named.items() if who}
+        if redone := sum(part.again for part in parts):
+            details |= {BATCHES_AGAIN: sum(part.parts for part in parts), SAMPLES_AGAIN: redone}
+        training.changes.append({**details, "step": training.counts.common_step})
         if change.rank == 0:
-            details: dict[str, Any] = {"generation": change.generation, "workers": change.size}
-            named = {"lost": change.lost, "joined": change.joined}
-            if change.is_planned:
-                named["left"] = named.pop("lost")
-            details |= {name: who for name, who in named.items() if who}
-            if redone := sum(part.again for part in parts):
-                details |= {BATCHES_AGAIN: sum(part.parts for part in parts), SAMPLES_AGAIN: redone}
             worker.sink.put(Happening(WORKERS_CHANGED, details))
             if change.lost and config.events is None:  # there is no launcher that says so
                 print(

@@ -125,6 +125,7 @@ class _Possible(HandOver, ABC):
         taken = Saved(source, self._worker)
         taken.restore(self._subjects)
         training.counts.tally.before = told["before"]
+        training.changes.extend(source.manifest["changes"])
         for strategy, steps in zip(training.strategies, told["taken"], strict=True):
             strategy.collector.taken = steps
         return taken

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import CheckpointError, HocketError, UsageError
+from hocket.events import Facts
 from hocket.job.checkpoint import checkpoint_folder, handover, reading
 from hocket.job.checkpoint.restoring import Saved
 from hocket.job.checkpoint.saver import Saver, Saving
@@ -163,12 +164,21 @@ def _find_checkpoint(worker: Worker, folder: Path, subjects: Subjects) -> Positi
     reading.warn_of_others(worker, folder)
     if not reading.on_rank_0(worker.communicator, lambda: bool(checkpoint_folder.committed(folder))):
         return None
-    position = _load(worker, folder, subjects)
+    position = _load(worker, folder, subjects, resumes=True)
     if worker.config.rank == 0:
+        _tell_changes(worker)
         topology = worker.communicator.topology
         host = f" on {topology.name_of(0)}" if len(topology.hosts) > 1 else ""
         print(f"hocket: going on from {position.path}{host}", file=sys.stderr, flush=True)
     return position
+
+
+def _tell_changes(worker: Worker) -> None:
+    """Note in the record how workers have come and gone in the runs from which this one goes on."""
+    kinds = ("lost", "left", "joined")
+    counts = {kind: sum(len(each.get(kind, ())) for each in worker.training.changes) for kind in kinds}
+    if told := ", ".join(f"{count} {kind}" for kind, count in counts.items() if count):
+        worker.sink.put(Facts({"workers before the checkpoint": told}))
 
 
 class _Automatic:
@@ -221,13 +231,15 @@ def _place(saved: Saved, subjects: Subjects, path: Path | None) -> Position:
     return Position(epoch, manifest["step"], manifest["samples"], saved.metrics(), saved.extra(), path)
 
 
-def _load(worker: Worker, path: Path, subjects: Subjects) -> Position:
+def _load(worker: Worker, path: Path, subjects: Subjects, *, resumes: bool = False) -> Position:
     if worker.training.saver is not None:
         _saver(worker).settle()
     chosen, source = reading.find(worker, path)
     try:
         saved = Saved(source, worker)
         saved.restore(subjects)
+        if resumes:
+            worker.training.changes.extend(saved.manifest.get("changes", []))
         position = _place(saved, subjects, chosen)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         if isinstance(error, HocketError):

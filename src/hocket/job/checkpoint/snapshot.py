@@ -126,7 +126,11 @@ class Camera:
             "metrics": write(pack(training.metrics, "metrics", common)),
             "aliases": self._take_twins(common),
         }
+        changes = [*training.changes]
+        if worker.client is not None and not self._for_newcomer:
+            changes += worker.client.history()
         counts = {
+            "changes": changes,
             "size": worker.together.size + others,
             "step": training.counts.common_step,
             "counted step": training.counts.step,
