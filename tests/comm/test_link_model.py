@@ -116,7 +116,7 @@ def hierarchical() -> str:
     """What is said when a small exchange begins."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         communicator: Any = current().communicator
-        assert communicator.open_lane(1000).group.choice.model.sites
+        assert communicator.open_lane(1000).groups[0].choice.model.sites
     return said.getvalue()
 
 

@@ -104,7 +104,9 @@ class Choice:
     @property
     def travels_aside(self) -> bool:
         """Whether an exchange that goes on while the script computes leaves it the processor that it needs."""
-        return self.model is not None and (self.model.slowest < _SLOW or len(os.sched_getaffinity(0)) >= _SPARE)
+        return self.model is not None and (
+            self.model.slowest < _SLOW or self.model.is_long or len(os.sched_getaffinity(0)) >= _SPARE
+        )
 
     def pick(self, nbytes: int, *, in_slices: bool = False, knows: bool = True) -> Pick:
         """The algorithm for so many bytes, as predicted for an all-reduce: the other collectives are parts of that.

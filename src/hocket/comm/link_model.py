@@ -19,6 +19,7 @@ from hocket.comm.algorithms.collective_algorithm import CollectiveAlgorithm
 from hocket.comm.algorithms.hierarchical import Group
 from hocket.transport.point_to_point import Members
 
+_LONG_WAY = 3e-3  # seconds; within a building, a message takes a tenth of that
 _CLOSE = 3.0  # how many times slower than the fastest a link may be to be one of the same site
 
 Calls = list[list[tuple[int, int, bool]]]
@@ -51,6 +52,11 @@ class LinkModel:
     def slowest(self) -> float:
         """The bytes per second of the slowest link."""
         return min((rate for a, row in enumerate(self.rates) for b, rate in enumerate(row) if a != b), default=0.0)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether bytes are under way for long, so that one stream does not fill a link, and who waits is idle."""
+        return self.latency >= _LONG_WAY
 
     @functools.cached_property
     def sites(self) -> Group:

@@ -37,6 +37,7 @@ _GLOO = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, to
 _HAND = "collectives"
 _FEW = 16  # hosts up to which a run's record has the rate of each link
 _WORTH_MEASURING = 1 << 20  # bytes of an exchange from which on the links are measured
+_OVER_LONG_LINKS = 3  # buckets of an exchange that are under way at once: one stream does not fill a long link
 
 Groups = Callable[[str, list[int]], NetworkGroup]
 """Makes a group of some ranks by a name of its own; called by all of them."""
@@ -179,10 +180,21 @@ class HostsCommunicator(Communicator):
 
     def open_lane(self, nbytes: int = 0) -> Lane:
         name, column = f"exchange {next(self._number)}", self._new_column()
+        groups = [] if column is None else [column]
         # Not before a large exchange, unless sites are needed in any case.
         if isinstance(column, TcpGroup) and (nbytes > _WORTH_MEASURING or column.choice.asked == "hierarchical"):
             self._learn_links(column)
-        return Lane(self.topology, column, self.traffic, lambda: self._watch.enter(name), self._compare)
+            if nbytes > _WORTH_MEASURING and self._model is not None and self._model.is_long:
+                groups += [self._same_column(f"{name}, {number}") for number in range(1, _OVER_LONG_LINKS)]
+        return Lane(self.topology, groups, self.traffic, lambda: self._watch.enter(name), self._compare)
+
+    def _same_column(self, name: str) -> NetworkGroup:
+        """One more group of the ranks that carry the same slice, whose links were measured."""
+        number = self.topology.local_rank
+        group = self._group(f"column {number} of {name}", list(self.topology.columns[number]))
+        assert isinstance(group, TcpGroup) and self._model is not None
+        group.choice.learn(self._model)
+        return group
 
     def _learn_links(self, column: TcpGroup) -> None:
         """Have sums take the algorithms that suit the links between the members of ``column``, who all call this."""

@@ -1,9 +1,13 @@
-"""Means over several hosts: which part of the time that buckets are under way is hidden behind computation."""
+"""Means over several hosts: what is hidden behind computation, and how many buckets are under way."""
 
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+
+from pool import Pool
 
 from comm.tcp_groups import groups, together, until
 from comm.test_link_model import alike
@@ -12,6 +16,7 @@ from hocket.comm.bucket_layout import Layout, Limits
 from hocket.comm.exchange import Ticket
 from hocket.comm.tcp_group import TcpGroup
 from hocket.comm.topology import Topology
+from hocket.job.worker import current
 
 COUNT = 50_000  # elements of a tensor: more bytes than a group leaves to who waits where links are slow
 
@@ -20,7 +25,7 @@ def round_of(group: TcpGroup, computes: Any) -> NetworkTimes:
     """The times of one round of two buckets, during which the script computes."""
     times = NetworkTimes(f"host {group.rank}")
     topology = Topology(group.rank, tuple((rank,) for rank in range(group.size)), ("a", "b"))
-    lane = Lane(topology, group, times, lambda: None, lambda numbers, what: None)
+    lane = Lane(topology, [group], times, lambda: None, lambda numbers, what: None)
     layout = Layout([torch.ones(COUNT), torch.ones(COUNT)], limits=Limits(1, 1 << 18))
     flat = Flat(lane, layout, in_place=True)
     for slot in flat.slots:
@@ -52,3 +57,34 @@ def test_only_what_has_begun_is_under_way(is_slow: bool) -> None:
         assert isinstance(times, NetworkTimes), times
         assert times.under_way > 0
         assert times.exposed == (0 if is_slow else times.under_way)
+
+
+def over_long_links() -> list[tuple[int, list[torch.Tensor]]]:
+    """For short links, then long ones: how many groups an exchange has, and the means."""
+    communicator: Any = current().communicator
+    random = torch.Generator().manual_seed(communicator.rank)
+    tensors = [torch.randn(70_000, generator=random) for _ in range(8)]
+    found = []
+    for latency in (1e-4, 1e-2):
+        communicator._model = None
+        model = replace(alike(communicator.topology.size, rate=1e7), latency=latency)
+        with mock.patch("hocket.comm.several_hosts.measure", lambda links, model=model: model):
+            exchange = communicator.exchange(Layout(tensors, limits=Limits(1, 1 << 18)))
+        exchange.put(tensors)
+        for bucket in range(len(exchange.slots) - 1):
+            exchange.ready(bucket)
+        exchange.begin(Ticket(1, 0, "a test"))
+        exchange.finish()
+        found.append((len(exchange._turns[0].algorithm._groups), [result.clone() for result in exchange.results]))
+        exchange.close()
+    return found
+
+
+@pytest.mark.parametrize("hosts", [[1, 1, 1], [2, 2]])
+def test_over_long_links_several_sums_are_under_way(pool: Pool, hosts: list[int]) -> None:
+    """The bits are those of sums one after the other."""
+    for (few, expected), (several, means) in pool.run(
+        sum(hosts), over_long_links, hosts=hosts, on_loss="end", algorithm="ring"
+    ):
+        assert (few, several) == (1, 3) and len(means) > several
+        assert all(torch.equal(mean, each) for mean, each in zip(means, expected, strict=True))

@@ -44,7 +44,7 @@ class HostSlices(NetworkReduction):
         self._slices = [
             self._slice(bucket, carriers, memory.rank, buffer.slots)
             for bucket in range(len(self._buckets))
-            if self._group is not None
+            if self._groups
         ]
         self._offered, self._published = memory.counters(), memory.counters()
         self._base = 0  # what the counters were when this exchange began
@@ -60,7 +60,7 @@ class HostSlices(NetworkReduction):
 
     def progress(self) -> None:
         super().progress()
-        if self._group is None:
+        if not self._groups:
             return
         while self._sent < self._next and self._offered.reached(self._base + self._sent + 1, self._everyone):
             self._reduce(self._sent)
@@ -72,7 +72,7 @@ class HostSlices(NetworkReduction):
 
     def _finish(self, bucket: int, what: Description) -> None:
         count = len(self._buckets)
-        if self._group is not None:
+        if self._groups:
             while self._sent < count and (
                 self._sent <= bucket or self._offered.reached(self._base + self._sent + 1, self._everyone)
             ):

@@ -1,8 +1,9 @@
 """Means over several hosts, one worker on each, bucket by bucket, while the backward pass goes on.
 
 A bucket whose values are all there is handed over at once, in the order of the buckets. The group decides whether a
-thread of its own sends it meanwhile, or who waits for it. Nothing here has a thread: what is ready is moved on
-whenever a gradient arrives, and at the end.
+thread of its own sends it meanwhile, or who waits for it. A group adds up one bucket after the other; over long links
+there are several groups of the same ranks, which take turns, so that one bucket does not wait for the way of another.
+Nothing here has a thread: what is ready is moved on whenever a gradient arrives, and at the end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import struct
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -103,14 +104,15 @@ class Lane:
 
     Attributes:
         topology: Which rank is on which host.
-        group: The ranks that carry the same slice as this one; None if this rank carries none.
+        groups: The ranks that carry the same slice as this one, as often as sums may be under way at once; empty if
+            this rank carries none.
         times: The times to which this exchange adds its own.
         begin: Called when a round begins that all ranks must take part in.
         compare: Raises if the ranks' numbers differ.
     """
 
     topology: Topology
-    group: NetworkGroup | None
+    groups: Sequence[NetworkGroup]
     times: NetworkTimes
     begin: Callable[[], None]
     compare: Callable[[list[int], Description], None]
@@ -156,7 +158,7 @@ class NetworkReduction(Algorithm):
     def __init__(self, lane: Lane, layout: Layout) -> None:
         topology = lane.topology
         self.overlaps = len(layout.buckets) > 1
-        self._lane, self._topology, self._group = lane, topology, lane.group
+        self._lane, self._topology, self._groups = lane, topology, lane.groups
         self._header = Header(topology.size)
         self._data = layout.buckets
         *first, last = layout.buckets
@@ -212,8 +214,8 @@ class NetworkReduction(Algorithm):
     """The sums over all ranks, header included."""
 
     def close(self) -> None:
-        if self._group is not None:
-            self._group.close()
+        for group in self._groups:
+            group.close()
 
     def _end(self) -> None:
         """Called when an exchange is over, for what a subclass has to do then."""
@@ -231,21 +233,23 @@ class NetworkReduction(Algorithm):
 
     def _send(self, bucket: int, tensor: torch.Tensor) -> None:
         """Begin to add up ``tensor`` over the lane."""
-        assert self._group is not None
         if not tensor.numel():
             return  # the same on all ranks of the lane
         is_looked_at = self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0 or spans.are_kept()
         note = functools.partial(self._note_departure, bucket) if is_looked_at else None
-        self._works[bucket] = self._group.start_sum(tensor, note)
+        self._works[bucket] = self._group_of(bucket).start_sum(tensor, note)
 
     def _await(self, bucket: int, what: Description) -> None:
         """Wait until what was sent of ``bucket`` has been added up."""
         work, self._works[bucket] = self._works[bucket], None
-        if work is not None and self._group is not None:
+        if work is not None:
             begin = time.perf_counter()
-            self._group.wait(work, what)
+            self._group_of(bucket).wait(work, what)
             self._note_arrivals()
             spans.add(spans.WAIT, f"wait for bucket {bucket + 1}", begin, time.perf_counter())
+
+    def _group_of(self, bucket: int) -> NetworkGroup:
+        return self._groups[bucket % len(self._groups)]
 
     def _note_departure(self, bucket: int) -> None:
         """Take the time at which a bucket goes off; the group's thread may call this."""

@@ -54,6 +54,6 @@ def _ways(count: int) -> dict[str, Callable[[], object]]:
 def _between_hosts(communicator: Communicator) -> NetworkGroup:
     """What carries the sums of an exchange, where each host has one worker."""
     lane = communicator.open_lane()
-    if lane is None or lane.group is None or len(lane.topology.local) > 1:
+    if lane is None or not lane.groups or len(lane.topology.local) > 1:
         raise SystemExit("hocket bench allreduce --hosts measures one worker on each host: leave out -n")
-    return lane.group
+    return lane.groups[0]

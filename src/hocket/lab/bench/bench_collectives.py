@@ -59,7 +59,7 @@ def _connect() -> tuple[TcpGroup, LinkModel]:
     if isinstance(communicator, RegroupingCommunicator):
         communicator = communicator.group
     lane = communicator.open_lane(_MEASURED)
-    group = lane.group if lane is not None and len(lane.topology.local) == 1 else None
+    group = lane.groups[0] if lane is not None and len(lane.topology.local) == 1 else None
     if not isinstance(group, TcpGroup) or group.choice.model is None:
         raise SystemExit("hocket bench links and collectives measure TCP between hosts: leave out --transport")
     return group, group.choice.model
