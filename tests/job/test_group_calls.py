@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pool import Pool, RemoteError
+from products import product
 
 import hocket
 from hocket.errors import DeadlineExceeded, MismatchError, UsageError, WorkerLost
@@ -60,6 +61,7 @@ def wrong_calls(_: str) -> list[str]:
     calls: list[Callable[[], Any]] = [
         lambda: hocket.reduce(x, "median"),
         lambda: hocket.reduce(x, root=2),
+        lambda: hocket.reduce(x, root=1.0),  # type: ignore[call-overload]
         lambda: hocket.allreduce(x.to(torch.int8), wait=False),
         lambda: hocket.allreduce(x.to(torch.complex64), "max"),
         lambda: hocket.allreduce(x.to(torch.float8_e4m3fn)),
@@ -94,6 +96,7 @@ def test_wrong_use_is_told_without_the_others(pool: Pool) -> None:
     remedies = [
         "hocket.reduce(): operation 'median': the choices are mean, sum",
         "hocket.reduce(): root 2 is none of the ranks 0, 1",
+        "hocket.reduce(): root 1.0 is none of the ranks 0, 1",
         "use operation='sum'",
         "complex numbers have no max",
         "torch has no mean of torch.float8_e4m3fn",
@@ -152,9 +155,10 @@ def differ_in_all(_: str) -> list[list[str]]:
     return [differ(number) for number in range(14)]
 
 
-@pytest.mark.parametrize("place", ["one host", "TCP"])
-def test_what_differs_is_told_to_all(pool: Pool, place: str) -> None:
-    found = pool.run(3, differ_in_all, "", **PLACES[place])
+@product(place=["one host", "TCP"], on_loss=["continue", "end"])
+def test_what_differs_is_told_to_all(pool: Pool, place: str, on_loss: str) -> None:
+    """Where workers may be lost, too, and a call is over only when all say so."""
+    found = pool.run(3, differ_in_all, "", on_loss=on_loss, **PLACES[place])
     for mine, theirs in zip(found[0], found[2], strict=True):
         assert mine == theirs
         assert "rank 0" in mine[0] and "rank 2" in mine[0]

@@ -95,8 +95,8 @@ class Line:
             party = Party(links, ranks, task.call, numbers, choice)
             task.attempt(party)
             self.have = task.number
-            if task.commits:
-                party.agree(f"the end of {task.number}")
+            if task.commits:  # without the call: those who made different ones have been told, and go on
+                Party(links, ranks, "", numbers, choice).agree(f"the end of {task.number}")
 
         return carry
 

@@ -100,7 +100,7 @@ class Place:
 
     def root(self, root: int) -> int:
         """The number of the member with this rank in the job."""
-        if root not in self.ranks:
+        if not hasattr(root, "__index__") or root not in self.ranks:
             raise UsageError(f"{self._call}: root {root!r} is none of the ranks {', '.join(map(str, self.ranks))}")
         return self.worker.groups.numbers[root]
 
