@@ -3,8 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from hocket.lab.bench import bench_grid
 
 
 def bench(*args: str) -> subprocess.CompletedProcess[str]:
@@ -68,3 +72,35 @@ def test_the_bench_of_simulated_workers_has_both_times() -> None:
     rows = json.loads(done.stdout)["rows"]
     assert [row["strategy"] for row in rows] == ["mirrored", "asynchronous"]
     assert all(10 < row["virtual step_ms"] < 12 and row["real step of all_ms"] > 0 for row in rows)
+
+
+def grid_row(algorithm: str, kib: float, over: float, error: float, auto: str = "") -> dict[str, Any]:
+    where = {"hosts": "4", "network": "1gbit/s", "algorithm": algorithm, "size_KiB": kib, "auto": auto}
+    return {**where, "measured_ms": 1.0 + over, "predicted_ms": 1.0, "error_%": error, "over the fastest_%": over}
+
+
+def test_a_grid_is_judged_by_cells_and_drawn(tmp_path: Path) -> None:
+    rows = [
+        grid_row("direct", 4, 0, -10, "takes it"),
+        grid_row("ring", 4, 50, 20),
+        grid_row("direct", 1024, 30, -40, "takes it"),
+        grid_row("ring", 1024, 0, 5),
+    ]
+    assert bench_grid.judge(rows) == [
+        "auto took an algorithm within 10 % of the fastest in 1 of 2 cells (50%); at worst 30 % slower: direct, "
+        "4 hosts, 1gbit/s, 1,024 KiB.",
+        "Median error of the predicted times: 15 %.",
+    ]
+    bench_grid.draw([*rows, {**rows[0], "hosts": "2"}], tmp_path / "times.png")
+    assert (tmp_path / "times.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("hosts", "said"), [("1", "from 2 on"), ("4,x", "with commas")])
+def test_a_grid_needs_numbers_of_hosts(hosts: str, said: str) -> None:
+    done = bench("collectives", "--hosts", hosts)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_open_mpi_is_compared_on_one_machine() -> None:
+    done = bench("allreduce", "--mpi", "--hosts", "2")
+    assert done.returncode == 2 and "--mpi compares on this machine" in done.stderr

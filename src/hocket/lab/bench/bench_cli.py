@@ -13,7 +13,8 @@ import typer
 
 from hocket import specs
 from hocket.errors import UsageError
-from hocket.lab.bench.bench_run import bench_job, measure, run_bench, run_on
+from hocket.lab.bench import bench_grid
+from hocket.lab.bench.bench_run import bench_job, measure, run_bench, run_on, run_under_mpi
 from hocket.lab.bench.bench_table import cell, here, print_json, print_table
 from hocket.lab.rig import Rig
 from hocket.launch import machine
@@ -39,12 +40,19 @@ _Rate = Annotated[str | None, typer.Option(help="What each of these hosts can se
 def allreduce(
     workers: _Workers = "",
     rounds: _Rounds = 7,
+    sizes: Annotated[str, typer.Option(help="Bytes of the sums, in KiB, with commas.")] = "4,1024,65536",
+    mpi: Annotated[bool, typer.Option("--mpi", help="Open MPI beside them, on this machine (needs mpi4py).")] = False,
     hosts: _Hosts = 0,
     rate: _Rate = None,
     as_json: _Json = False,
 ) -> None:
-    """All-reduce of ordinary tensors, and of data as an exchange has it, against Gloo."""
-    run_on("allreduce", workers, hosts, rate, as_json, [str(rounds)])
+    """All-reduce of ordinary tensors, and of data as an exchange has it, against Gloo; between hosts with TLS, too."""
+    if not mpi:
+        run_on("allreduce", workers, hosts, rate, as_json, [str(rounds), sizes])
+    elif hosts or rate:
+        raise UsageError("--mpi compares on this machine: leave out --hosts and --rate")
+    else:
+        run_under_mpi("allreduce", workers or "2", as_json, [str(rounds), sizes])
 
 
 @app.command()
@@ -55,16 +63,27 @@ def links(hosts: _Hosts = 4, rate: _Rate = None, trunk: _Trunk = None, as_json: 
 
 @app.command("collectives")
 def all_collectives(
-    hosts: _Hosts = 4,
-    rate: _Rate = None,
+    hosts: Annotated[str, typer.Option(help="Hosts of the rigs, with commas: 2,4.")] = "4",
+    rate: Annotated[
+        str | None, typer.Option(help="What each of these hosts can send, with commas: unlimited,1gbit.")
+    ] = None,
     trunk: _Trunk = None,
-    rounds: _Rounds = 5,
+    rounds: _Rounds = 3,
+    algorithms: Annotated[str, typer.Option(help="With commas; else all, as long as they are not far behind.")] = "",
     sizes: Annotated[str, typer.Option(help="Bytes of the sums, in KiB, with commas.")] = "4,64,1024,16384,65536",
     plot: Annotated[Path | None, typer.Option(help="A picture of time against size (the extra report).")] = None,
     as_json: _Json = False,
 ) -> None:
     """All-reduce between hosts by each algorithm: measured time against what the model of the links predicts."""
-    run_on("collectives", "", hosts, rate, as_json, [str(rounds), sizes, str(plot or "")], trunk)
+    rows = bench_grid.measure_grid(hosts, rate, trunk, [str(rounds), sizes, algorithms])
+    if plot is not None:
+        bench_grid.draw(rows, plot)
+    if as_json:
+        print_json(rows)
+        return
+    print_table(f"collectives on {here()}", rows)
+    for line in bench_grid.judge(rows):
+        print(line)
 
 
 @app.command()

@@ -10,12 +10,14 @@ from hocket.comm.algorithm_choice import Pick, choices
 from hocket.comm.changing_group import RegroupingCommunicator
 from hocket.comm.link_model import LinkModel
 from hocket.comm.tcp_group import TcpGroup
-from hocket.job.worker import current, rank
-from hocket.lab.bench.bench_worker import alternate, milliseconds
+from hocket.job.worker import current
+from hocket.lab.bench.bench_worker import alternate, milliseconds, ratio
 from hocket.transport.point_to_point import PointToPoint
 
 Row = dict[str, object]
 _MEASURED = 1 << 30  # bytes of an exchange for which links are measured
+_MOVES = 1 << 20  # bytes of a sum from which on who sends more bytes stays behind
+_BEHIND = 100  # percent that an algorithm may take more than the fastest, to be measured at the next size
 
 
 def links() -> list[Row]:
@@ -30,26 +32,35 @@ def links() -> list[Row]:
     return rows
 
 
-def collectives(rounds: str, sizes: str, plot: str) -> list[Row]:
-    """A row for each size and algorithm: medians of the times, what was predicted, and what ``auto`` takes."""
+def collectives(rounds: str, sizes: str, algorithms: str) -> list[Row]:
+    """A row for each size and algorithm: medians of the times, what was predicted, and what ``auto`` takes.
+
+    Unless algorithms are given, those that took more than twice as long as the fastest at one size, of 1 MiB or more,
+    are left out at the next ones.
+    """
     group, model = _connect()
     rows: list[Row] = []
+    behind: set[str] = set()
     for nbytes in (int(size) << 10 for size in sizes.split(",")):
         picks = {name: group.choice.predict(name, nbytes) for name in choices(model)}
         if model.has_sites:
             picks["ring in order"] = picks["ring"]
             picks["ring"] = Pick(picks["ring"].algorithm, _alternating(model), None)
-        data = torch.zeros(nbytes // 4)
-        ways = {name: _way(group, pick, data) for name, pick in picks.items()}
-        taken = group.choice.pick(nbytes).algorithm.name
-        for name, times in alternate(ways, int(rounds), 0.1).items():
+        data, taken = torch.zeros(nbytes // 4), group.choice.pick(nbytes).algorithm.name
+        if taken == "ring" and model.has_sites:
+            taken = "ring in order"
+        wanted = algorithms.split(",") if algorithms else [name for name in picks if name not in behind]
+        ways = {name: _way(group, pick, data) for name, pick in picks.items() if name in {*wanted, taken}}
+        found = alternate(ways, int(rounds), 0.1, least=1)
+        fastest = min(found, key=lambda name: milliseconds(found[name]))
+        for name, times in found.items():
             predicted = model.predict(picks[name].algorithm, nbytes, picks[name].order) * 1e3
-            took = milliseconds(times)
+            took, over = milliseconds(times), (ratio(found, name, fastest) - 1) * 100
             row: Row = {"algorithm": name, "size_KiB": nbytes / 1024, "measured_ms": took, "predicted_ms": predicted}
-            is_taken = name.removesuffix(" in order") == taken and (name != "ring" or not model.has_sites)
-            rows.append(row | {"error_%": (predicted / took - 1) * 100, "auto": "takes it" if is_taken else ""})
-    if plot and rank() == 0:
-        _draw(rows, plot)
+            row |= {"error_%": (predicted / took - 1) * 100, "over the fastest_%": over}
+            rows.append(row | {"auto": "takes it" if name == taken else ""})
+            if over > _BEHIND and nbytes >= _MOVES:
+                behind.add(name)
     return rows
 
 
@@ -77,18 +88,3 @@ def _alternating(model: LinkModel) -> list[int]:
     half = -(-model.size // 2)
     first, second = model.order[:half], model.order[half:]
     return [rank_ for pair in zip(first, second, strict=False) for rank_ in pair] + first[len(second) :]
-
-
-def _draw(rows: list[Row], path: str) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    for number, name in enumerate(dict.fromkeys(str(row["algorithm"]) for row in rows)):
-        own = [row for row in rows if row["algorithm"] == name]
-        sizes = [float(str(row["size_KiB"])) for row in own]
-        axes.loglog(sizes, [float(str(row["measured_ms"])) for row in own], "o-", color=f"C{number}", label=name)
-        axes.loglog(sizes, [float(str(row["predicted_ms"])) for row in own], ":", color=f"C{number}")
-    axes.set(xlabel="KiB", ylabel="ms (dotted: predicted)")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -30,6 +31,7 @@ _ELSEWHERE = {name: name for name in ("allreduce", "gpu", "hogwild", "server")} 
 def main() -> None:
     """Run the benchmark that the arguments name."""
     name, path, *arguments = sys.argv[1:]
+    _read_mpi()
     module = importlib.import_module(f"hocket.lab.bench.bench_{_ELSEWHERE.get(name, 'training')}")
     init()
     rows = getattr(module, name)(*arguments)
@@ -38,23 +40,28 @@ def main() -> None:
 
 
 def alternate(
-    ways: dict[str, Callable[[], object]], rounds: int, seconds: float, settle: Callable[[], object] = lambda: None
+    ways: dict[str, Callable[[], object]],
+    rounds: int,
+    seconds: float,
+    settle: Callable[[], object] = lambda: None,
+    least: int = 3,
 ) -> dict[str, list[float]]:
     """Seconds per call of each way in each round; a round gives every way about ``seconds``; collective.
 
     A round of a way begins when all ranks are there, and lasts as long as the slowest one; ``settle`` waits for what
-    a way has left to a GPU.
+    a way has left to a GPU. There are ``least`` calls in a round, or more.
     """
     calls = {}
     for name, way in ways.items():
-        for _ in range(3):
+        for _ in range(least):
             way()
         settle()
         start = time.perf_counter()
-        for _ in range(3):
+        for _ in range(least):
             way()
         settle()
-        calls[name] = max(3, min(3000, int(seconds / max(slowest((time.perf_counter() - start) / 3), 1e-7))))
+        took = slowest((time.perf_counter() - start) / least)
+        calls[name] = max(least, min(3000, int(seconds / max(took, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in ways}
     gc.collect()
     gc.disable()
@@ -68,6 +75,14 @@ def alternate(
             times[name].append(slowest((time.perf_counter() - start) / calls[name]))
     gc.enable()
     return times
+
+
+def _read_mpi() -> None:
+    """Under mpirun, say who this worker is in the words of torchrun."""
+    names = {"RANK": "RANK", "WORLD_SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANK", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
+    for ours, theirs in names.items():
+        if (value := os.environ.get(f"OMPI_COMM_WORLD_{theirs}")) is not None:
+            os.environ.setdefault(ours, value)
 
 
 def slowest(seconds: float) -> float:
