@@ -49,8 +49,8 @@ class Training:
         on_change: What the script wants to have called when the workers of the job have changed.
         global_batches: How many samples all workers together take at once, of each loader that may train.
         said: What was printed of batches.
-        changes: How workers have come and gone, in the runs before, too. Where workers meet at the coordinator, this has
-            only the runs before, because the coordinator knows of this one.
+        changes: How workers have come and gone, in the runs before, too. Where workers meet at the coordinator, only in
+            the runs before: the coordinator knows of this one.
         at_one_place: Whether all workers look at the same place whether others come or leave, as in all strategies but
             those that are uneven.
         save_at_end: Writes a checkpoint, if there is a folder for it, before all workers leave; collective.
