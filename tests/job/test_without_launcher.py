@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from rig.test_going_on import SCRIPT, check_samples
-from server.serving import free_port
+
+from hocket.launch.local_crew import reserve_port
 
 PATIENCE = 90
 
@@ -20,8 +21,9 @@ def workers(
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """A worker for each of ``hosts``, which are names for this machine, as a scheduler would start them."""
     (folder / "train.py").write_text(script)
+    reserved = reserve_port()
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("HOCKET_", "TORCHELASTIC_"))}
-    plain |= {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **env}
+    plain |= {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserved.getsockname()[1]), **env}
     started = [
         subprocess.Popen(
             [sys.executable, str(folder / "train.py"), *args],
@@ -36,6 +38,7 @@ def workers(
         for process in started:
             process.kill()
             process.communicate()
+        reserved.close()
 
 
 @pytest.mark.parametrize(("hosts", "strategy"), [([0, 0, 0], "mirrored"), ([0, 1, 1], "local_sgd(period=2)")])
