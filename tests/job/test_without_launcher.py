@@ -22,8 +22,9 @@ def workers(
     """A worker for each of ``hosts``, which are names for this machine, as a scheduler would start them."""
     (folder / "train.py").write_text(script)
     reserved = reserve_port()
+    port = str(reserved.getsockname()[1])
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("HOCKET_", "TORCHELASTIC_"))}
-    plain |= {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserved.getsockname()[1]), **env}
+    plain |= {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **env}
     started = [
         subprocess.Popen(
             [sys.executable, str(folder / "train.py"), *args],
