@@ -56,6 +56,7 @@ def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, victim: int) -
 
 def test_a_run_without_some_of_its_workers_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
+    (tmp_path / "wait later").touch()  # so that it is not over before it is killed
     with started(tmp_path, *FLAGS) as job:
         read_until(job.stdout, "running", 3)
         os.kill(find(tmp_path, "RANK=1"), signal.SIGKILL)
@@ -66,6 +67,7 @@ def test_a_run_without_some_of_its_workers_is_resumed(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.002)
         job.send_signal(signal.SIGKILL)
+    (tmp_path / "wait later").unlink()
     with started(tmp_path, *FLAGS) as job:
         out, err = finish(job)
         assert job.returncode == 0, err

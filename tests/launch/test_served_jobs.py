@@ -34,7 +34,7 @@ for epoch in range(position.epoch, 2):
         steps += 1
         if steps == 12:
             print("running", flush=True)
-        while steps >= 12 and os.path.exists("wait"):
+        while steps >= 12 and os.path.exists("wait") or steps >= 20 and os.path.exists("wait later"):
             time.sleep(0.01)
 print("batches", int(hocket.total(steps)), flush=True)
 """
