@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -24,6 +24,7 @@ from hocket.comm.bucket_layout import Limits
 from hocket.config import Config
 from hocket.job import introductions
 from hocket.job.introductions import Introductions
+from hocket.job.worker import current
 from hocket.transport.process_group import Store
 
 ADAM = {"lr": 0.01}
@@ -127,12 +128,17 @@ def differ(how: str, ranks: str) -> None:
     say("done", hocket.rank())
 
 
-def late(rank: str) -> None:
-    """One rank does not come."""
+def late(rank: str, seconds: str) -> None:
+    """One rank does not come, for which the others wait so long; to begin may take them longer."""
     training = Small()
     for step, (x,) in enumerate(training.loader):
-        if step == 2 and hocket.rank() == int(rank):
-            time.sleep(600)
+        if step == 2:
+            communicator: Any = current().communicator
+            communicator._watch._timeout = float(seconds)
+            if communicator.on_host.size > 1:
+                communicator.on_host.transport.gate.timeout = float(seconds)
+            if hocket.rank() == int(rank):
+                time.sleep(600)
         training.step(x)
 
 

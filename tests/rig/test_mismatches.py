@@ -43,7 +43,7 @@ def test_ranks_that_differ(rig: Rigs, tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come(rig: Rigs, tmp_path: Path) -> None:
     """Its neighbour waits for it in shared memory, and the other host over the network."""
     with jobs.on(rig(2), tmp_path) as started:
-        job = started.launch("h1:2,h2:1", "late", "1", flags=["--timeout", "5"])
+        job = started.launch("h1:2,h2:1", "late", "1", "5")
         assert job.finish() == 1, str(job)
         for rank in range(3):
             assert len(re.findall(rf'\[{rank}\]   File ".*script.py", line \d+ in late', str(job))) == 1, str(job)
