@@ -13,6 +13,7 @@ from pool import Pool
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.comm import wire_peers
 from hocket.comm.neighbour_rounds import PeerKind
 from hocket.errors import StrategyError
 from hocket.job.checkpoint.saver import Saver
@@ -323,10 +324,17 @@ def break_links(strategy: str, times: int, is_for_good: bool) -> tuple[list[int]
     return live, lost, float(model.weight[0, 0]), longest, steps
 
 
+def break_links_with_patience(strategy: str, times: int) -> Any:
+    """Each of them is made anew, though this machine may be busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire_peers, "_AGAIN", 30.0)
+        return break_links(strategy, times, False)
+
+
 @pytest.mark.parametrize("strategy", KINDS)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_nothing_is_lost_with_a_link_that_breaks(pool: Pool, strategy: str, workers: int) -> None:
-    for live, lost, value, longest, _ in pool.run(workers, break_links, strategy, 4, False, coordinated=True):
+    for live, lost, value, longest, _ in pool.run(workers, break_links_with_patience, strategy, 4, coordinated=True):
         assert live == list(range(workers)) and not lost
         assert value == pytest.approx(-6.0 / workers, rel=1e-9) and longest < 0.4
 
