@@ -31,17 +31,16 @@ SHELLS = [
 
 
 @pytest.fixture(autouse=True)
-def no_folder_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_folder_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of a call stays on the disk."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    yield
-    deadline = time.monotonic() + 5
-    while left := list(folder.glob("hocket-*")):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.02)
+    with tempfile.TemporaryDirectory() as name:  # short: data loaders make sockets there, whose paths have 107 bytes
+        monkeypatch.setenv("TMPDIR", name)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield
+        deadline = time.monotonic() + 5
+        while left := list(Path(name).glob("hocket-*")):
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.02)
 
 
 def test_a_function_of_a_module_and_every_kind_of_plain_data() -> None:
