@@ -7,13 +7,16 @@ import pytest
 import torch
 from pool import Pool
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.capture.members import Members
 from hocket.comm.alone import AloneCommunicator
+from hocket.errors import MismatchError
 from hocket.job import replica_check
 from hocket.job.buffers import fingerprint
 from hocket.job.replica_check import ReplicaCheck
+from hocket.job.simulated_job import SimulatedJob
 from hocket.job.worker import current
 from hocket.specs import Mirrored
 from hocket.strategies.base import Context
@@ -56,6 +59,34 @@ def test_a_step_that_one_rank_leaves_out_is_found_by_the_next_exchange(pool: Poo
         assert outcome.kind == "MismatchError"
         assert "the gradient exchange of step 2 with learning rate 0.1, after 0 optimizer steps" in outcome.message
         assert "after 1 optimizer steps" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers", "message"),
+    [
+        ("central", 0, "after 2 optimizer steps"), ("delayed", 0, "after 3 batches"),
+        ("bsp", 1, "rank 1: optimizer.step() after 2 backward passes since the last step"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("last", [False, True])
+def test_a_step_that_one_rank_leaves_out_is_found_in_a_loop(
+    strategy: str, servers: int, message: str, last: bool
+) -> None:
+    def script() -> None:
+        model = nn.Linear(6, 1)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader: Any = DataLoader(TensorDataset(torch.ones(24, 6)), 2)
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
+        for epoch in range(2):
+            for number, (x,) in enumerate(loader):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                if (epoch, number, hocket.rank()) != (0, 3 if last else 2, 1):
+                    optimizer.step()
+
+    with pytest.raises(MismatchError) as found:
+        SimulatedJob(3, strategy, servers=servers).run(script)
+    assert last or message in str(found.value)
 
 
 def test_replicas_are_compared_at_checkpoints(pool: Pool, tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def test_elsewhere_it_is_refused_at_its_first_step(pool: Pool, strategy: str) ->
         assert "was not given to hocket.distribute()" in outcome.message and "before its first step" in outcome.message
 
 
-def test_servers_keep_their_optimizer(pool: Pool) -> None:
-    for outcome in pool.outcomes(2, two_phases, "bsp", "SGD", True, servers=1):
-        assert outcome.kind == "StrategyError" and "param_groups" in outcome.message
+@pytest.mark.parametrize("strategy", ["bsp", "hogwild"])
+def test_some_strategies_keep_their_optimizer(pool: Pool, strategy: str) -> None:
+    for outcome in pool.outcomes(2, two_phases, strategy, "SGD", True, **needs(strategy)):
+        assert outcome.kind == "StrategyError" and f"strategy {strategy!r} keeps the optimizer" in outcome.message
+        assert "param_groups" in outcome.message

@@ -49,7 +49,7 @@ def share(n: int) -> slice:
         if worker.client is None:
             training.weights.set(weigh_share(len(part), count, size))
         weight = float(len(part))  # the servers divide by the sum
-        training.begin_batch(BatchAtWork(count, epoch=training.passes, weight=weight))
+        training.begin_batch(BatchAtWork(count, epoch=training.passes, weight=weight, in_step=True))
         if not part:
             training.weights.repeat(training.models)
     return here

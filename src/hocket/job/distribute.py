@@ -193,9 +193,10 @@ def _make_room(worker: Worker, model: nn.Module, optimizers: list[Optimizer]) ->
             "ones trained"
         )
     if worker.client is not None:
+        name = training.strategies[0].spec.name
         raise StrategyError(
-            "servers keep the optimizer that a model was distributed with: change the options in its param_groups, or "
-            "use --strategy mirrored, central or local_sgd"
+            f"strategy {name!r} keeps the optimizer that a model was distributed with: change the options in its "
+            "param_groups, or use --strategy mirrored, central or local_sgd"
         )
     former, freed = training.guard.release(model)
     for strategy in former:

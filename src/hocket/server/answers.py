@@ -89,6 +89,7 @@ class Answers:
             groups=head["groups"],
             batches=tuple((int(queue), int(epoch), int(number)) for queue, epoch, number in head["batches"]),
             fault=int(head["fault"]),
+            passes=int(head["passes"]),
         )
 
         def applied() -> None:  # before a worker that goes on after this update can ask which batches are not done

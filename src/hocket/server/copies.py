@@ -80,6 +80,7 @@ class DenseCopy:
             "epoch": push.epoch,
             "weight": push.weight,
             "fault": push.fault,
+            "passes": push.passes,
             "groups": push.groups,
             "pull": pull,
         }
@@ -223,6 +224,7 @@ class RowCopy:
                 "epoch": push.epoch,
                 "weight": push.weight,
                 "fault": push.fault,
+                "passes": push.passes,
                 "present": None,
                 "groups": push.groups,
                 "batches": push.batches if number == 0 else (),

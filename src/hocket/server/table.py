@@ -14,6 +14,7 @@ from hocket.errors import DeadlineExceeded, HocketError, JobError
 from hocket.server.pace import Pace
 from hocket.server.shard import Contribution, Gradient, Shard
 from hocket.server.terms import Push, PushOutcome
+from hocket.transport.gate import disagreement
 from hocket.transport.waiting import Condition, Note, Wait
 
 
@@ -67,6 +68,7 @@ class Table:
         self._condition, self._timeout, self._clock, self._total = condition, timeout, clock, total
         self._group = _Group()
         self.is_even = True
+        self._has_missed = False  # whether a worker was lost, was not waited for, or is new
         """Whether all workers have taken part in every update, so that all are at the same step."""
         self._rounds = self._epoch = 0
         self._groups: dict[int, list[dict[str, Any]] | None] = {}  # the learning rates that each worker told last
@@ -118,7 +120,9 @@ class Table:
                 accepted()
                 tally.pushes += 1
                 tally.staleness[staleness] += 1
-                given = Contribution(rank, gradient, push.weight, push.present, staleness, push.fault, applied)
+                given = Contribution(
+                    rank, gradient, push.weight, push.present, staleness, push.fault, push.passes, applied
+                )
                 if self.terms.is_collected:
                     faults = self._collect(rank, push, given, note)
                 else:
@@ -146,6 +150,7 @@ class Table:
     def lose(self, rank: int) -> None:
         """A worker has died, or said goodbye."""
         with self._condition:
+            self._has_missed = True
             self.pace.lose(rank)
             self._complete()
             self._condition.notify_all()
@@ -161,6 +166,7 @@ class Table:
             self.pace.admit(rank)
             self.tallies.setdefault(rank, PushTally())
             self._groups.pop(rank, None)
+            self._has_missed = True
             self.is_even = False  # it has not taken part in the updates so far
 
     def is_lost(self, rank: int) -> bool:
@@ -225,10 +231,25 @@ class Table:
         group.faults = {each.rank: each.fault for each in group.contributions if each.fault}
         self.is_even &= len({each.rank for each in group.contributions}) == self.pace.workers
         try:
+            self._check_in_step(group.contributions)
             self._apply(sorted(group.contributions, key=lambda each: each.rank))  # so that rounding is always the same
         except HocketError as error:
             group.error = error
         self._condition.notify_all()
+
+    def _check_in_step(self, contributions: Sequence[Contribution]) -> None:
+        """Raise if a worker has left out a step that others have taken, so that their batches do not belong together.
+
+        Once a worker was lost, or not waited for, the others may take uneven numbers of batches.
+        """
+        said: dict[str, list[int]] = {}
+        for each in contributions if not self._has_missed else ():
+            if not each.passes:
+                continue
+            passes = f"{each.passes} backward pass{'es' if each.passes != 1 else ''} since the last step"
+            said.setdefault(f"optimizer.step() after {passes}", []).append(each.rank)
+        if len(said) > 1:
+            raise disagreement(said)
 
     def _apply(self, contributions: Sequence[Contribution]) -> None:
         self._rounds += 1
@@ -273,6 +294,7 @@ class Table:
         while ranks := missing():
             late = ranks
             if patience is not None and wait.seconds >= patience:
+                self._has_missed = True
                 for each in ranks:
                     self.pace.excuse(each)
                 self._complete()

@@ -50,6 +50,7 @@ class BatchAtWork:
         epoch: The number of the pass, as this worker counts passes over all of its loaders.
         weight: How much the gradient counts on servers, relative to others; ``hocket.weight()`` may change it.
         name: Queue, epoch and number at the dealer; None if the batch was not dealt, or is closed.
+        in_step: Whether all workers train on their parts of one global batch at the same time.
     """
 
     everywhere: int = 0
@@ -57,6 +58,7 @@ class BatchAtWork:
     epoch: int = 0
     weight: float = 1.0
     name: tuple[int, int, int] | None = None
+    in_step: bool = False
 
     def close(self) -> None:
         """A strategy has learned from the batch, or another worker will: no strategy tells of the batch from now on."""

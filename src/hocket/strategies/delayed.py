@@ -248,7 +248,8 @@ class DelayedTraining(Strategy):
         fault = self._fill()
         self._gauge.see_rest(self._engine.slots)
         self._made = Made(self.collector.weight, self.collector.samples, self.collector.collected)
-        what = f"the gradient exchange of step {self.steps + 1}{say_rates(self._optimizer)}"
+        rates = say_rates(self._optimizer)
+        what = f"the gradient exchange of step {self.steps + 1}{rates}, after {self.batches} batches"
         payload = fault << _FAULT | (zlib.crc32(self._sent) if 1 in self._sent else 0)
         number = self._number + number_rates(self._optimizer) + zlib.crc32(b"%d" % self.batches)
         self._ticket = Ticket(number, payload, what)  # a rank that has left out a step is at another batch

@@ -83,6 +83,7 @@ class ServedTraining(Strategy):
         self._told: list[dict[str, Any]] | None = None
         self._is_loaded, self._is_settled = False, True
         self._nonfinite: int | None = None
+        self._passes = 0  # backward passes since the last push
 
     @property
     def skipped(self) -> int:
@@ -177,6 +178,7 @@ class ServedTraining(Strategy):
         """A backward pass is over: gradients are in their slots."""
         self._members.check_homes()
         self._nonfinite = self.collector.nonfinite
+        self._passes += 1
         self._members.set_gradients(self._views, self.collector.missing)
         self._note_gradients()
 
@@ -258,7 +260,9 @@ class ServedTraining(Strategy):
     def _push(self, weight: float, present: bytes | None, fault: int = 0, *, pull: bool) -> PushOutcome:
         """Push the gradients in the slots; ``present`` has one byte per parameter, if not all have a gradient."""
         names = tuple(batch.name for batch in self._unlearned if batch.name is not None)
-        push = Push(self._batch.epoch, weight, present, self._groups(), names, fault)
+        passes = self._passes if self.spec.in_step and self._batch.in_step else 0
+        push = Push(self._batch.epoch, weight, present, self._groups(), names, fault, passes)
+        self._passes = 0
         if weight:
             self._multiply()
             self._note_gradients()

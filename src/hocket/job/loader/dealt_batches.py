@@ -150,7 +150,7 @@ class QueuedBatches(DealtBatches):
         is_weighed = self.in_step and counts.everywhere > 0
         weight = 1.0 if is_weighed else counts.here + (training.batch.weight if self._holds else 0.0)
         everyone = counts.everywhere if is_weighed else counts.here
-        batch = BatchAtWork(everyone, epoch=training.passes, weight=weight)
+        batch = BatchAtWork(everyone, epoch=training.passes, weight=weight, in_step=is_weighed)
         others = 0
         if self.deal is not None:
             number = counts.taken - 1
