@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket.launch import stdio
+
 HOCKET = f"{sys.executable} -m hocket"
 
 
@@ -96,3 +98,7 @@ def test_what_a_shell_has_it_ignore_does_not_end_a_job(tmp_path: Path) -> None:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             process.send_signal(number)
         assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def test_what_a_terminal_cannot_show_is_written_plainly() -> None:
+    assert "20× → é".encode("ascii", stdio.AS_PLAIN) == b"20x -> ?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
@@ -10,6 +11,11 @@ import signal
 import sys
 
 from hocket.errors import HocketError
+
+PLAIN = str.maketrans({"→": "->", "µ": "u", "–": "-", "±": "+-", "×": "x", "…": "..."})
+"""What stands for characters of Hocket's own where a terminal cannot show them."""
+AS_PLAIN = "hocket.plain"
+"""The name of the way to write them so, among Python's ways to handle errors of encoding."""
 
 
 class Unwritable(HocketError, OSError):
@@ -37,6 +43,17 @@ class _Output(io.FileIO):
             raise Unwritable(f"cannot be written ({error.strerror})", is_broken_pipe=is_broken_pipe) from None
 
 
+def _write_plainly(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that an encoding does not have."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(PLAIN.get(ord(letter), "?") for letter in letters), error.end
+
+
+codecs.register_error(AS_PLAIN, _write_plainly)
+
+
 def prepare() -> None:
     """Put streams that work in the place of those of this process; to be called before a file is opened.
 
@@ -57,7 +74,7 @@ def prepare() -> None:
         raise Unwritable("is closed")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # workers may write what this terminal cannot show
+            stream.reconfigure(errors=AS_PLAIN)  # workers may write what this terminal cannot show
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Output(1, "w", closefd=False)), sys.stdout.encoding, sys.stdout.errors,

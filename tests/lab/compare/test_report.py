@@ -244,7 +244,7 @@ def test_without_matplotlib_the_page_has_its_table(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"pip install 'hocket\[report\]'"):
         pictures.write(made(), tmp_path)
-    text = html_report.write(made(), tmp_path).read_text()
+    text = html_report.write(made(), tmp_path).read_text(encoding="utf-8")
     assert "<table>" in text and "<svg" not in text and "pip install" in text
 
 

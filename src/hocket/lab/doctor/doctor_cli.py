@@ -20,11 +20,11 @@ from hocket.launch import host_list, machine
 from hocket.launch.flags import flag
 from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
+from hocket.launch.stdio import PLAIN
 
 _MARKS: dict[State, str] = {"ok": "✓", "note": "•", "wrong": "✗"}
 _WORDS: dict[State, str] = {"ok": "ok", "note": "note", "wrong": "WRONG"}
 _MOST_NAMES, _MOST_SEEN, _WIDTH = 30, 120, 100  # characters: of hosts in their column, of a line, of a list beneath
-_PLAIN = str.maketrans({"→": "->", "µ": "u", "–": "-", "±": "+-", "×": "x", "…": "..."})
 
 
 def doctor(
@@ -87,7 +87,7 @@ def text(findings: Sequence[Finding], pairs: Sequence[HostPair], encoding: str |
         "✓•✗→µ–±×…".encode(encoding or "ascii")
         marks, table = _MARKS, {}
     except (UnicodeError, LookupError):
-        marks, table = _WORDS, _PLAIN
+        marks, table = _WORDS, PLAIN
     wide = max(map(len, marks.values()))
     rows = merged(findings)
     columns = max((len(found.host) for found, _ in rows), default=0)
