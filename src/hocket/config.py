@@ -137,7 +137,6 @@ class Config:
     port: int | None = None
     coordinator_port: int | None = None
     store_is_hosted: bool = False
-    of_torchrun: bool = False
     rendezvous: str | None = None
     restart: str = "0"
     events: int | None = None
@@ -294,7 +293,6 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         coordinator_port=_integer(env, "HOCKET_COORDINATOR_PORT", 0) or None,
         store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         rendezvous=env.get("HOCKET_RENDEZVOUS") if launched else None,
-        of_torchrun="TORCHELASTIC_RUN_ID" in env,
         restart=env.get("TORCHELASTIC_RESTART_COUNT", "0"),
         events=_integer(env, "HOCKET_EVENTS", -1) if launched and "HOCKET_EVENTS" in env else None,
         ledger=_integer(env, "HOCKET_LEDGER", -1) if launched and "HOCKET_LEDGER" in env else None,

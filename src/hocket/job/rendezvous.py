@@ -24,7 +24,7 @@ from hocket.comm.coordinator_group import MeetingCommunicator
 from hocket.comm.hosts_generation import Network, SeveralHosts
 from hocket.comm.several_hosts import HostsCommunicator
 from hocket.comm.shared import SharedCommunicator
-from hocket.config import Config
+from hocket.config import Config, environment
 from hocket.coordinator.coordinator_client import Coordinator, connect, open_board
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.liveness_client import Watch
@@ -118,7 +118,7 @@ def _join_to_go_on(config: Config, shares: bool) -> Communicator | None:
     why = "needs hocket run on x86-64 Linux, without --transport gloo"
     if shares and config.on_loss == "replace":
         why = "needs hocket run, which starts new workers: use that, or --on-loss continue"
-    elif shares and config.of_torchrun:
+    elif shares and "TORCHELASTIC_RUN_ID" in environment():
         why = "cannot work under torchrun, which ends all workers when one dies: use hocket run"
     elif shares:
         return _meet_without_launcher(config)
