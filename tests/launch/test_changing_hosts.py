@@ -206,7 +206,7 @@ WISHES = {
     "-H b:1": "-H without a, but the coordinator is there: name a, too",
     "-H a:1,b:1 -n 5": "-n 5, but these hosts have 2 slots: use at most -n 2",
     "-H a:x": "-H a:x: 'a:x': 'x' is no number of workers from 1: write for example a:4",
-    "-n 3": "-n 3, but its hosts have 2 slots: use at most -n 2, or name more hosts with -H",
+    "-n 5": "-n 5, but its hosts have 4 slots: use at most -n 4, or name more hosts with -H",
     "-n 2": "it has 2 workers already",
     "": "say how many workers it is to have, with -n 4, or on which hosts, with -H node1:4,node2:4",
     "-H a:1,b:1,nowhere:1": "nowhere is asked to join",
@@ -214,7 +214,7 @@ WISHES = {
 
 
 def test_bad_wishes_are_one_line_and_the_job_goes_on(sshd: Sshd, tmp_path: Path) -> None:
-    with started(sshd, tmp_path, "a:1,b:1", TRAIN, *REPLACE) as job:
+    with started(sshd, tmp_path, "a:1,b:1,c:2", TRAIN, "-n", "2", *REPLACE) as job:  # c is not needed at first
         wait_for(tmp_path, "here-0-a", "here-1-b")
         for flags, said in WISHES.items():
             answer = resize(tmp_path, *flags.split())

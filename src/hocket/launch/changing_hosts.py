@@ -42,7 +42,7 @@ class ChangingHosts:
     ) -> None:
         self._crew, self._listener, self._newcomers, self._resizing = crew, listener, newcomers, resizing
         self._discovery, self._fewest = discovery, int(job.setting("min-workers"))
-        newcomers.ask_reserve = self.ask_reserve
+        newcomers.ask_reserve, newcomers.count_reserve = self.ask_reserve, self.count_reserve
         self._arrived = self._lost = 0  # as far as they were looked at
         self._pauses: dict[str, tuple[float, float]] = {}  # of each host: until when, and for how many seconds
         self._said: dict[str, str] = {}  # the last line about each host that could not join
@@ -92,6 +92,11 @@ class ChangingHosts:
         if hosts is not None and asked:
             hosts.ask(asked)
         return [host.name for host in asked]
+
+    def count_reserve(self) -> int | None:
+        """How many slots those hosts have; None if that is not known of each."""
+        slots = [host.slots for host in self._crew.hosts.reserve] if self._crew.hosts is not None else []
+        return None if None in slots else sum(each or 0 for each in slots)
 
     def tick(self) -> None:
         """To be called often."""

@@ -18,11 +18,13 @@ class Newcomers:
 
     Attributes:
         ask_reserve: Asks hosts that were named and not needed so far for so many slots; tells which.
+        count_reserve: How many slots these hosts have; None if that is not known of each.
     """
 
     def __init__(self, job: Job, crew: Crew, listener: EventListener) -> None:
         self._crew, self._listener = crew, listener
         self.ask_reserve: Callable[[int], list[str]] = lambda _: []
+        self.count_reserve: Callable[[], int | None] = lambda: 0
         self._began_alone = not job.has_coordinator
         self._on_loss = job.setting("on-loss")
         self._numbers = itertools.count(job.spares)  # of spares: none has a number that another one had

@@ -124,9 +124,11 @@ class Resizing:
             raise UsageError(f"it takes no more workers: {why}")
         slots = self._newcomers.free_slots()
         if slots is not None and more > slots:
-            if asked := self._newcomers.ask_reserve(more - slots):
+            reserve = self._newcomers.count_reserve()
+            suffices = reserve is None or more <= slots + reserve
+            if suffices and (asked := self._newcomers.ask_reserve(more - slots)):
                 return asked
-            have = len(self.workers) + slots
+            have = len(self.workers) + slots + (reserve or 0)
             raise UsageError(
                 f"-n {len(self.workers) + more}, but its hosts have {have} slots: use at most -n {have}, or name more "
                 "hosts with -H"
