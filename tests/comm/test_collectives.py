@@ -1,6 +1,7 @@
 """What collectives give, over shared memory, TCP, Gloo and alone."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -85,6 +86,24 @@ def test_narrow_types_are_summed_in_float32(pool: Pool, workers: int) -> None:
 def test_reduce_over_gloo(pool: Pool, free_port: int) -> None:
     result = pool.run(3, reduce_all, (1000,), "float64", "mean", transport="gloo", port=free_port)[0]
     assert torch.allclose(result, reference(3, (1000,), "float64", "mean"))
+
+
+def of_nan(count: int, dtype: str) -> list[torch.Tensor]:
+    mine = torch.full((count,), float(hocket.rank()), dtype=getattr(torch, dtype))
+    if hocket.rank() == 0:
+        mine[count // 2] = math.nan
+    return [hocket.allreduce(mine, operation) for operation in ("sum", "max", "min", "product")]
+
+
+@product("transport", transport=["shared", "tcp", "gloo"], count=[3, 5000], dtype=["float32", "bfloat16"])
+def test_what_is_no_number_on_one_rank_is_none_in_the_result(
+    pool: Pool, transport: str, count: int, dtype: str
+) -> None:
+    """Gloo's own maximum of 0 and NaN is 0 or NaN, as it comes."""
+    place = {} if transport == "shared" else {"hosts": (1, 2), "transport": transport}
+    for found in pool.run(3, of_nan, count, dtype, **place):
+        for result in found:
+            assert result.isnan().nonzero().tolist() == [[count // 2]]
 
 
 @product("hosts", hosts=[(1, 1), (2, 1), (1, 1, 1), (2, 2)], dtype=TYPES, shape=SHAPES)

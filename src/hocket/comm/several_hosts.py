@@ -98,12 +98,17 @@ class HostsCommunicator(Communicator):
         if tensor.nbytes <= _ROOM:
             parts = [_as(row, flat) for row in self._meet(what, 0, flat)]
             reduce_into(flat, parts, operation)
-        elif tensor.dtype in _GLOO or tensor.dtype in NARROW:
-            self._meet(what)
+            return
+        rows = self._meet(what, int(self._would_lose_nan(flat, operation)))
+        if tensor.dtype in (*_GLOO, *NARROW) and not any(map(_payload, rows)):
             self._allreduce_large(flat, operation, what)
         else:
-            self._meet(what)
             reduce_into(flat, list(self._allgather_large(flat, what)), operation)
+
+    def _would_lose_nan(self, flat: torch.Tensor, operation: str) -> bool:
+        """Whether this rank has a NaN that is not in Gloo's maximum or minimum, which passes over them."""
+        is_gloo = operation in ("max", "min") and not isinstance(self._world, TcpGroup)
+        return is_gloo and flat.is_floating_point() and bool(flat.isnan().any())
 
     @through_cpu
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -133,7 +138,7 @@ class HostsCommunicator(Communicator):
         self._watch.enter(_HAND)
         rows = self._exchange(number, payload, None, what)
         self._compare([int(row[:8].view(torch.int64)) for row in rows], what)
-        return [int(row[8:16].view(torch.int64)) for row in rows]
+        return [_payload(row) for row in rows]
 
     def confirm(self, number: int, what: Description) -> None:
         """Wait until every rank is here with the same ``number``: as ``meet``, for less; only with ``TcpGroup``.
@@ -169,7 +174,7 @@ class HostsCommunicator(Communicator):
     def collect(self, data: torch.Tensor, root: int) -> list[torch.Tensor]:
         what = named(f"a collection on rank {root}")
         rows = self._meet(what, data.numel(), data if data.numel() <= _ROOM else None)
-        lengths = [int(row[8:16].view(torch.int64)) for row in rows]
+        lengths = [_payload(row) for row in rows]
         if max(lengths) > _ROOM:
             padded = torch.zeros(max(lengths), dtype=torch.uint8)
             padded[: data.numel()] = data
@@ -335,6 +340,11 @@ class HostsCommunicator(Communicator):
 
 def _no_more_groups(name: str, members: Sequence[int]) -> Any:
     raise UsageError("this worker has left the job")
+
+
+def _payload(row: torch.Tensor) -> int:
+    """The number that a rank has told all others."""
+    return int(row[8:16].view(torch.int64))
 
 
 def _as(row: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
