@@ -89,6 +89,26 @@ def test_what_one_does_not_hold_it_cannot_finish() -> None:
     assert queue.take(2, 1, 1) == "held"
 
 
+def test_a_batch_that_two_dead_workers_had_in_a_row_is_fatal() -> None:
+    queue = make()
+    assert [queue.take(rank, 1, 9) for rank in range(4)] == [0, 1, 2, 3]
+    queue.lose(0)
+    assert queue.take(1, 1, 9) == 0
+    queue.lose(2)
+    assert not queue.fatal
+    queue.lose(1)  # after somebody else, with another batch
+    assert not queue.fatal
+    assert [queue.take(3, 1, 9) for _ in range(3)] == [0, 1, 2]
+    queue.finish(3, (1, 2, 3))
+    queue.lose(3, has_died=False)  # a worker that finishes
+    assert not queue.fatal
+    assert queue.take(4, 1, 9) == 0
+    queue.lose(4)
+    assert queue.fatal == [0]
+    assert queue.take(0, 2, 9) == 0
+    assert not queue.fatal  # of another epoch
+
+
 def test_who_waits_gets_what_a_lost_one_held() -> None:
     queue = make()
     assert queue.take(0, 1, 1) == 0

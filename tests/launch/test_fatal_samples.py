@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from products import rarely
 
 SCRIPT = """
 import os, signal
@@ -35,10 +36,18 @@ for epoch in range(3):
 """
 
 
-@pytest.mark.parametrize("how", ["continue", "replace"])
-def test_samples_on_which_two_workers_die_in_a_row_end_the_job(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--on-loss continue",
+        rarely("--on-loss replace"),
+        "--servers 1 --strategy asynchronous",
+        *map(rarely, ("--strategy gossip", "--strategy hogwild", "--servers 1 --strategy bsp --on-loss replace")),
+    ],
+)
+def test_samples_on_which_two_workers_die_in_a_row_end_the_job(tmp_path: Path, options: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "hocket.launch.cli", "run", "-n", "3", "--on-loss", how, "train.py"]
+    command = [sys.executable, "-m", "hocket.launch.cli", "run", "-n", "3", *options.split(), "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     said = done.stderr.splitlines()[-1]

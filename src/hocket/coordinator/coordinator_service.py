@@ -185,7 +185,9 @@ class CoordinatorService:
         told = self._tell_servers(lambda server: server.lose(peer, why, held), matters=bool(why))
         kept = told[KEEPER]["kept"] if KEEPER in told else []
         self.meetings.lose(peer)
-        dealt = sum(len(dealer.lose(peer, _of(kept, queue, dealer))) for queue, dealer in dealers.items())
+        dealt = 0
+        for queue, dealer in dealers.items():
+            dealt += len(dealer.lose(peer, _of(kept, queue, dealer), has_died=bool(why)))
         if why and (dealers or self.servers):
             batches = f"; {dealt} of its batches {'is' if dealt == 1 else 'are'} dealt to others" if dealt else ""
             rounds = [each["round"] for each in told.values() if each["round"] is not None]
@@ -260,7 +262,7 @@ class CoordinatorService:
         for number in numbers:
             if not all(dealer.admit(number, epoch) for dealer, epoch in queues):
                 for dealer, _ in queues:
-                    dealer.lose(number)
+                    dealer.lose(number, has_died=False)
                 return Answer({"admitted": False})
             self.meetings.admit(number)
             self.ledger.admit(number)
@@ -295,12 +297,12 @@ class CoordinatorService:
             more: list[int] = []
             if isinstance(found, int) and head["more"]:
                 more = dealer.take_more(rank, epoch, int(head["more"]), len(self.ledger.live))
-            return Answer({"batch": found, "more": more, **_pace(dealer, rank, epoch, found)})
+            return Answer({"batch": found, "more": more, "fatal": dealer.fatal, **_pace(dealer, rank, epoch, found)})
         idle = self.meetings.idle
         idle.add(rank)
         try:
             found = dealer.take(rank, epoch, total, note, ranks)
-            return Answer({"batch": found, **_pace(dealer, rank, epoch, found)})
+            return Answer({"batch": found, "fatal": dealer.fatal, **_pace(dealer, rank, epoch, found)})
         finally:
             idle.discard(rank)
 

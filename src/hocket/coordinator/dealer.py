@@ -38,6 +38,8 @@ class _Epoch:
     rest: list[int] = field(default_factory=list)  # numbers that were somebody's own, and are for all now
     limit: int | None = None  # where numbers of one's own end, if not at the end of the epoch
     promised: dict[int, int] = field(default_factory=dict)  # a batch that each newcomer holds and has not asked for yet
+    suspects: set[int] = field(default_factory=set)  # batches that the worker had which has died last
+    fatal: set[int] = field(default_factory=set)  # batches that two workers had which have died in a row
     behind: Counter[int] = field(default_factory=Counter)  # how many fewer numbers newcomers had when they came
 
     def own(self, rank: int) -> int:
@@ -309,16 +311,26 @@ class Dealer:
             kept = self._now.kept if rank is None else ()
             return sorted([*kept, *(number for number, holder in self._now.held.items() if rank in (None, holder))])
 
-    def lose(self, rank: int, kept: Collection[int] = ()) -> list[int]:
-        """A worker has died; returns the batches that it held, which other workers get now.
+    @property
+    def fatal(self) -> list[int]:
+        """Batches of this epoch that two workers had which have died in a row: it may be the batch that kills them."""
+        with self._condition:
+            return sorted(self._now.fatal)
+
+    def lose(self, rank: int, kept: Collection[int] = (), *, has_died: bool = True) -> list[int]:
+        """A worker has died or finished; returns the batches that it held, which other workers get now.
 
         Args:
             rank: The rank of the worker.
             kept: Batches of this epoch that count although their worker has not said so: the servers have them.
+            has_died: Whether the worker has died.
         """
         with self._condition:
             held = [number for number, holder in self._now.held.items() if holder == rank]
             lost = sorted(set(held) - set(kept))
+            if has_died and (begun := set(lost) - {self._now.promised.get(rank)}):
+                self._now.fatal |= begun & self._now.suspects
+                self._now.suspects = begun
             for number in held:
                 del self._now.held[number]
             self._now.kept |= set(held) - set(lost)

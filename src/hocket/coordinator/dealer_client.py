@@ -23,6 +23,7 @@ class Deal:
             which of them are done.
         in_step: Whether all workers take equally many batches, each its own, as long as no worker is lost.
         mean: Batches that a worker has had on the average in the pass that is over; None before its end.
+        on_fatal: Called with the numbers of batches on which two workers have died in a row; to raise an error.
         before_state: Called before the queue is asked for its state; may tell which batches are done.
     """
 
@@ -31,6 +32,7 @@ class Deal:
         self.number = len(coordinator.deals)
         coordinator.deals.append(self)
         self.leases = self.in_step = False
+        self.on_fatal: Callable[[list[int]], None] = lambda _: None
         self.before_state: Callable[[], None] = lambda: None
         self._finished: list[int] = []
         self._refused: list[int] = []
@@ -123,6 +125,8 @@ class Deal:
         }
         self._end = None
         answer = self._request(Ask.TAKE, head)
+        if fatal := answer["fatal"]:
+            self.on_fatal(fatal)
         more: list[int] = answer.get("more", [])
         if isinstance(answer["batch"], int) and answer["pace"] is not None:
             own, everyone = answer["pace"]

@@ -10,6 +10,7 @@ from hocket.comm.changing_group import RegroupingCommunicator
 from hocket.comm.generation import Change
 from hocket.errors import WorkerLost
 from hocket.events import BATCHES_AGAIN, SAMPLES_AGAIN, WORKERS_CHANGED, Happening, Survival
+from hocket.job.loader.division import blame
 from hocket.specs import Spec
 from hocket.transport.waiting import ranks
 
@@ -67,7 +68,7 @@ def follow_changes(worker: Worker) -> None:
         if change.lost and not change.is_planned:
             for loader, part in enumerate(parts):
                 if again := part.last & suspects.get(loader, frozenset()):
-                    raise WorkerLost(_blame(part.name(again)))
+                    raise WorkerLost(blame(part.name(again)))
             suspects = {loader: part.last for loader, part in enumerate(parts)}
         samples, lost = sum(part.total for part in parts), sum(part.samples for part in parts)
         weight = 1.0  # between two batches, all gradients are exchanged
@@ -106,18 +107,6 @@ def follow_changes(worker: Worker) -> None:
     communicator.tell, communicator.on_change, communicator.place = tell, change, place.find
     communicator.leaves = lambda: worker.notice.is_given
     communicator.on_stay = lambda: worker.sink.put(Survival(survives=False))
-
-
-def _blame(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_MOST_SHOWN])) + (" …" if len(numbers) > _MOST_SHOWN else "")
-    named = f" (numbers {shown})" if numbers else ""
-    return (
-        f"two workers in a row have died with the same samples of the data set{named}: it is these samples, "
-        "or what the script does with them, and not the machine: train without them, or mend what they bring about"
-    )
-
-
-_MOST_SHOWN = 16  # numbers of samples in a message
 
 
 class _Place:

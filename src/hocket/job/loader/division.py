@@ -51,6 +51,19 @@ class Lost(NamedTuple):
     name: Callable[[Iterable[tuple[int, int]]], list[int]] = lambda _: []
 
 
+def blame(numbers: Sequence[int]) -> str:
+    """Why a job ends in which two workers have died with the same samples; their numbers may be unknown."""
+    shown = ", ".join(map(str, numbers[:_MOST_SHOWN])) + (" …" if len(numbers) > _MOST_SHOWN else "")
+    named = f" (numbers {shown})" if numbers else ""
+    return (
+        f"two workers in a row have died with the same samples of the data set{named}: it is these samples, "
+        "or what the script does with them, and not the machine: train without them, or mend what they bring about"
+    )
+
+
+_MOST_SHOWN = 16  # numbers of samples in a message
+
+
 class Division:
     """How the batches of one pass are divided among workers, until these change.
 

@@ -74,6 +74,8 @@ class Loader:
         self._stream: ShardedStream | None = None
         self._sampler: ShardedIndices | None = None
         self._inner = self._make_stream() if isinstance(original.dataset, IterableDataset) else self._make_indexed()
+        if isinstance(self._dealt, QueuedBatches) and self._dealt.deal is not None and self._sampler is not None:
+            self._dealt.deal.on_fatal = self._sampler.blame
         local_to = worker.communicator if local else None
         self._at_first = original_loader.count_batches(original, self._sampler, self._batch.whole, local_to)
         self._divided = False  # whether the data set divides itself among the ranks

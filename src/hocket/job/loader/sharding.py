@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from hocket.comm.communicator import Communicator
-from hocket.job.loader.division import Division, Place, share
+from hocket.errors import WorkerLost
+from hocket.job.loader.division import Division, Place, blame, share
 from hocket.job.loader.global_batch import GlobalBatch
 from hocket.job.loader.passes import BatchSource, Counts, Plan, Rest, Start
 from hocket.job.notice import outlive_a_signal
@@ -205,6 +206,17 @@ class ShardedIndices(Sampler[Any]):
             generator.set_state(state)
         return sorted(order[place] for place in places if isinstance(order[place], int))
 
+    def blame(self, batches: Sequence[int]) -> None:
+        """Workers have died with these batches of the queue.
+
+        Raises:
+            WorkerLost: always, with the numbers of the samples.
+        """
+        plan = self.plan
+        spans = [self._span(plan, number) for number in batches]
+        places = [plan.rest.place(at) for start, stop in spans for at in range(start, stop)]
+        raise WorkerLost(blame(self.numbers(plan, places)))
+
     @property
     def place(self) -> Place:
         """How passes that begin now are divided."""
@@ -255,19 +267,20 @@ class ShardedIndices(Sampler[Any]):
         if state["epoch"] != plan.epoch:
             return plan.rest  # no batch was taken yet
         each, whole = self._units(plan)
-        left = self._left(plan)
-
-        def span(number: int) -> tuple[int, int]:
-            which, rank = divmod(number, each)
-            start = which * whole
-            end = start + whole if left is None else min(start + whole, left)
-            mine = share(range(start, end), rank, each, self._batch.least)
-            return (mine[0], mine[-1] + 1) if mine else (start, start)
-
         next_one = state["next"]
         begun = next_one // each * each
-        taken = max([begun // each * whole, *(span(number)[1] for number in range(begun, next_one))])
-        return plan.rest.only([*(span(number) for number in state["again"]), (taken, None)])
+        taken = max([begun // each * whole, *(self._span(plan, number)[1] for number in range(begun, next_one))])
+        return plan.rest.only([*(self._span(plan, number) for number in state["again"]), (taken, None)])
+
+    def _span(self, plan: Plan, number: int) -> tuple[int, int]:
+        """The samples of a batch of the queue, among those that are left of the pass."""
+        each, whole = self._units(plan)
+        left = self._left(plan)
+        which, rank = divmod(number, each)
+        start = which * whole
+        end = start + whole if left is None else min(start + whole, left)
+        mine = share(range(start, end), rank, each, self._batch.least)
+        return (mine[0], mine[-1] + 1) if mine else (start, start)
 
     def _units(self, plan: Plan) -> tuple[int, int]:
         """How many numbers stand for the samples that are divided at once, and how many samples these are."""
