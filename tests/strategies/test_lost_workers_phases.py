@@ -35,7 +35,7 @@ IN_STEP = "mirrored -> local_sgd(period=3) @ step 4 -> mirrored @ step 9"  # the
         ("local_sgd(after=100)", True, True, True),
         ("local_sgd(after='decay', period=4)", True, True, True),
         ("local_sgd(time=1.0)", True, True, True),
-        ("full_batch", False, False, False),
+        ("full_batch", True, True, False),
     ],
 )
 def test_a_switch_goes_on_if_all_its_strategies_do(

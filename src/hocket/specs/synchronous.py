@@ -138,6 +138,14 @@ class FullBatch(Spec):
 
     reduction: str = "mean"
 
+    @property
+    def regroups(self) -> bool:
+        return True
+
+    @property
+    def takes_newcomers(self) -> bool:
+        return False  # others are in the middle of an optimizer's step whenever they ask for a batch
+
     def check(self) -> None:
         if self.reduction not in REDUCTIONS:
             raise ValueError(f"reduction={self.reduction!r}: the choices are {', '.join(REDUCTIONS)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hocket.errors import UsageError
+from hocket.errors import UsageError, WorkerLost
 from hocket.specs import FullBatch
 from hocket.strategies.base import BatchAtWork, Context
 from hocket.strategies.mirrored import MirroredTraining
@@ -21,7 +21,8 @@ class FullBatchTraining(MirroredTraining):
     """Backward passes add up on this worker; the end of a closure, or ``step()`` without one, exchanges the sum.
 
     All ranks then have the same gradient and the same loss, so that optimizers which decide by them (line searches)
-    decide alike, and call the closure equally often.
+    decide alike, and call the closure equally often. If a worker is lost, the others repeat the call of the closure in
+    hand, on data that is divided anew: the optimizer sees the gradient and the loss of all the data, as before.
     """
 
     def __init__(self, context: Context, spec: FullBatch) -> None:
@@ -32,6 +33,8 @@ class FullBatchTraining(MirroredTraining):
         self._forget = self.collector.forget
         self.collector.weigh = self._take_weight  # type: ignore[method-assign]
         self.collector.forget = self._begin_anew  # type: ignore[method-assign]
+        self._began = context.communicator.generation
+        self._since: int | None = None  # the generation of the first batch since the last exchange, if there was one
         self._weight = 1.0  # weight of this rank's part of the batch at work, relative to other ranks
         self._part: float | None = None  # size of the batch at work, relative to an average one; None outside of a loop
         self._parts: list[float] = []  # relative sizes of the batches since the last exchange
@@ -50,6 +53,7 @@ class FullBatchTraining(MirroredTraining):
         self._first = self._first if self._parts else everywhere
         self._passes, self._part = self.collector.backward.count, None
         if everywhere:
+            self._since = self._communicator.generation if self._since is None else self._since
             self._part = everywhere / (batch.mean or self._first)
             self._parts.append(self._part)
         self._weigh(self._now())
@@ -80,34 +84,46 @@ class FullBatchTraining(MirroredTraining):
         assert optimizer is not None
         self._members.check_groups(optimizer)
         if closure is None:
-            self._exchange_sum()
+            if self._exchange_sum() != self._communicator.generation:
+                raise WorkerLost(
+                    "a worker was lost while gradients of all the data were added up without a closure, so this cannot "
+                    "be repeated: give optimizer.step() a closure that goes over the loader"
+                )
             return original(**options) if self._exchange.before_step(optimizer) else None
 
         def whole() -> Any:
-            losses = _Losses(self._now)
-            with losses.recorded():
-                loss = closure()
-            return self._reduce(loss, losses, self._exchange_sum())
+            while True:
+                generation, losses = self._communicator.generation, _Losses(self._now)
+                with losses.recorded():
+                    loss = closure()
+                self._exchange_sum()
+                loss = self._reduce(loss, losses, self._factor)
+                if self._communicator.generation == generation:
+                    return loss
+                optimizer.zero_grad(set_to_none=True)
 
         return step_with_closure(original, optimizer, whole, lambda: self._exchange.before_step(optimizer), **options)
 
     @torch.no_grad()
-    def _exchange_sum(self) -> float:
+    def _exchange_sum(self) -> int:
         """Exchange the sum of the gradients of all backward passes; collective.
 
+        The sum has a factor, so that batches count on the average as much as the script means them to.
+
         Returns:
-            The factor of the sum, so that batches count on the average as much as the script means them to.
+            The generation in which the first batch of the sum came.
         """
-        collector = self.collector
+        collector, since = self.collector, self._began if self._since is None else self._since
         self._look_back()
-        if any(count not in self._used for count in self._seen if count[0] is not None and count != (1.0, 1.0)):
+        uneven = {count for count in self._seen if count[0] is not None and count != (1.0, 1.0)}
+        if uneven - self._used and since == self._communicator.generation:  # else the sum is not used
             raise UsageError(
                 "some batches are smaller than others, or repeated to keep ranks in step, and there was no backward() "
                 "for each of them: call it inside of the loop over the loader, or use drop_last=True"
             )
-        factor = float(self._communicator.size) if self._adds else 1.0
+        self._factor = factor = float(self._communicator.size) if self._adds else 1.0
         if not self._adds and self._parts:
-            factor = len(self._parts) / math.fsum(self._parts)
+            self._factor = factor = len(self._parts) / math.fsum(self._parts)
         gradients = [p.grad for p in collector.parameters if p.grad is not None]
         if gradients and factor != 1:
             torch._foreach_mul_(gradients, factor)
@@ -118,7 +134,13 @@ class FullBatchTraining(MirroredTraining):
         finally:
             collector.held = held
             self._begin_anew()
-        return factor
+        if self._since is None and self._communicator.generation != self._began:
+            raise WorkerLost(
+                "a worker was lost, and with it data that did not come from the loader, which only that worker had: go "
+                "over the loader of hocket.distribute() in the closure"
+            )
+        self._since = None
+        return since
 
     @torch.no_grad()
     def _reduce(self, loss: Any, losses: _Losses, factor: float) -> Any:
