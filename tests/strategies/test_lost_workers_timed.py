@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool
-from products import product
+from products import product, rarely
 from torch import nn
 
 from hocket.job.loader.timed_rounds import RoundDeal
 from hocket.job.worker import current
 from hocket.strategies.averaging import InPlaceAverage
 from hocket.strategies.local_sgd import TimedLocalSGD
-from job import test_newcomers
+from job import test_newcomers, test_newcomers_at_coordinator
 from job.test_regrouping import PHASES, Counted, Numbered, build, check_counted, train
 
 ACTIONS = ["take", "do", "round", "lose", "join"]
@@ -80,6 +80,14 @@ def test_a_lost_worker_is_replaced(
     found = pool.outcomes(size, test_newcomers.train, *arguments, replaced=[dead], **settings)
     test_newcomers.check(tmp_path, found, size)
     assert found[dead][6]
+
+
+@pytest.mark.parametrize("size", [2, rarely(3)])
+def test_a_new_worker_has_the_schedule_of_the_others(pool: Pool, tmp_path: Path, size: int) -> None:
+    settings: dict[str, Any] = {"replaced": [1], "on_loss": "replace", "timeout": 50.0}
+    arguments = str(tmp_path), "local_sgd(time=1e-9)", 1, ["forward"], 0, True
+    found = pool.outcomes(size, test_newcomers_at_coordinator.train, *arguments, **settings)
+    test_newcomers_at_coordinator.check(tmp_path, found, size, 1, 1, told=1)
 
 
 @pytest.mark.parametrize(("size", "told"), [(3, 0), (2, 1)])

@@ -112,9 +112,12 @@ class _Possible(HandOver, ABC):
     def _describe(self) -> dict[str, Any]:
         """What newcomers must know beside that which a checkpoint holds."""
         training = self._worker.training
+        pace = training.loops.pace
         return {
             "before": training.counts.tally.before,
             "taken": [strategy.collector.taken for strategy in training.strategies],
+            "own": pace.own if training.loops.goes_on else 0,
+            "schedules": {name: pace.place(each) for name, each in self._subjects.stateful.items()},
         }
 
     def _restore(self, source: _InMemory) -> Saved:
@@ -128,6 +131,8 @@ class _Possible(HandOver, ABC):
         training.changes.extend(source.manifest["changes"])
         for strategy, steps in zip(training.strategies, told["taken"], strict=True):
             strategy.collector.taken = steps
+        places = {id(self._subjects.stateful[name]): place for name, place in told["schedules"].items()}
+        training.loops.pace.inherit(int(told["own"]), places)
         return taken
 
 
@@ -210,14 +215,12 @@ class _AtCoordinator(_Possible):
         begin = time.monotonic()
         told, data = self._client.join()
         source = _InMemory.unpack(data)
-        training, subjects = self._worker.training, self._subjects
+        training = self._worker.training
         with contextlib.ExitStack() as apart:
             for strategy in training.strategies:
                 apart.enter_context(strategy.apart())
             taken = self._restore(source)
         training.passes = int(told["passes"])
-        places = {id(subjects.stateful[name]): place for name, place in told["schedules"].items()}
-        training.loops.pace.inherit(int(told["own"]), places)
         self._client.is_in = True
         for strategy, given in zip(training.strategies, told["strategies"], strict=True):
             strategy.take(given)
@@ -260,12 +263,9 @@ class _AtCoordinator(_Possible):
             snapshot = Camera(self._worker, for_newcomer=True).take(subjects)
             given = _InMemory.of(snapshot, self._describe())
             data = given.pack()
-        pace = training.loops.pace
         told = {
             "from": self._client.rank,
             "passes": training.passes - sum(loader.queue is not None for loader in loaders),
-            "own": pace.own,
-            "schedules": {name: pace.place(each) for name, each in subjects.stateful.items()},
             "strategies": [strategy.give() for strategy in strategies],
             "seconds": time.monotonic() - begin,
         }

@@ -211,7 +211,6 @@ class TimedRounds(DealtBatches):
         """Begin to count a pass; ``before`` is what others have had of it before this worker has come."""
         self._everyone: int = before.get("batches", 0)  # batches of all ranks in the rounds before
         self._pace: float = before.get("pace", 0.0)  # batches of a rank, on the average, in the rounds before
-        self._first = self._pace  # and when this worker came
 
     def begin_pass(self, plan: Plan) -> None:
         """A training loop begins."""
@@ -230,7 +229,7 @@ class TimedRounds(DealtBatches):
         self._samples += counts.here
         self._worker.training.begin_batch(BatchAtWork(counts.here))
         pace = self._pace + self._batches * self._factor
-        self._worker.training.loops.pace.follow(min(pace, self._most) - self._first)
+        self._worker.training.loops.pace.follow(min(pace, self._most))
         return self._everyone + self._batches, samples
 
     def end_step(self) -> None:
@@ -249,7 +248,7 @@ class TimedRounds(DealtBatches):
 
     def finish(self, plan: Plan) -> bool:
         self._take_part()  # a script that asks ahead of time has trained on its last batches only now
-        self._worker.training.loops.pace.complete(self._everyone / self._communicator.size)
+        self._worker.training.loops.pace.complete(self._pace)
         return False  # the rounds have told how many samples there were
 
     def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
