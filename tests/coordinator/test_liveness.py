@@ -238,6 +238,19 @@ def test_who_is_not_in_a_group_is_not_named(no_beat: None) -> None:
             over.wait(threading.Event().wait, "a sum")
 
 
+def test_who_is_not_in_a_group_is_named_where_all_members_wait(no_beat: None) -> None:
+    """Rank 0 waits for rank 1 before it takes part."""
+    with watched(HOSTS) as job:
+        waits = job.wait(0, "a sum")
+        until(lambda: 0 in job.watches[2]._waits())
+        job.watches[2]._timeout = 1.0
+        over = Among(job.watches[2], [0, 2])
+        over.enter("collectives")
+        with pytest.raises(DeadlineExceeded, match=r"^ranks 0, 2 wait in a sum, for 1 s, for rank 1 on b: the stacks"):
+            over.wait(threading.Event().wait, "a sum")
+        waits.let_go()
+
+
 @pytest.mark.parametrize("is_of_rank_0", [False, True])
 def test_the_end_of_the_coordinator_is_a_loss(is_of_rank_0: bool) -> None:
     """As a thread of rank 0 it ends with that rank, else alone."""

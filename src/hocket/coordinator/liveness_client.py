@@ -217,7 +217,8 @@ class Watch:
             give_notice(here, missing, seconds, what, self._timeout)
 
     def _give_up(self, what: Description, members: Sequence[int]) -> None:
-        missing = self._not_waiting(members)
+        # If all members wait, one of them does so for its host, and a rank that is no member has not come there.
+        missing = self._not_waiting(members) or self._not_waiting()
         self._stacks += 1
         self._bell.ring()
         time.sleep(1.0)  # let everyone's stack reach the screen before the job ends
