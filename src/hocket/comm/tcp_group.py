@@ -34,6 +34,7 @@ from hocket.transport.wire import Closed
 _SMALL = 1 << 17  # bytes that the root of a broadcast sends to all others together, instead of round the ring
 _LATER = 1 << 16  # bytes of a sum up to which it is left to who waits for it
 _LOOK = 0.1  # seconds between two looks at whether the group was ended
+_COUNTING = threading.Lock()  # held by the thread that counts a sum: several groups have one count
 _BROKEN = (Closed, WireError, OSError)  # what a connection raises
 
 Meet = Callable[[dict[str, Any], Wait], Sequence[dict[str, Any]]]
@@ -327,14 +328,16 @@ class TcpGroup:
     def _reduce(self, tensor: torch.Tensor, operation: str) -> None:
         pick, begin = self.choice.pick(tensor.nbytes), time.perf_counter()
         pick.allreduce(self._links, tensor.view(-1), operation)
-        use = self.uses.setdefault(pick.algorithm.name, Use())
-        use.times += 1
-        use.nbytes += tensor.nbytes
-        use.least, use.most = min(use.least or tensor.nbytes, tensor.nbytes), max(use.most, tensor.nbytes)
-        use.seconds += time.perf_counter() - begin
-        if pick.seconds is not None:
-            use.predicted += pick.seconds
-            use.told += 1
+        seconds = time.perf_counter() - begin
+        with _COUNTING:
+            use = self.uses.setdefault(pick.algorithm.name, Use())
+            use.times += 1
+            use.nbytes += tensor.nbytes
+            use.least, use.most = min(use.least or tensor.nbytes, tensor.nbytes), max(use.most, tensor.nbytes)
+            use.seconds += seconds
+            if pick.seconds is not None:
+                use.predicted += pick.seconds
+                use.told += 1
 
     def _spread(self, tensor: torch.Tensor, root: int) -> None:
         algorithm = Star() if tensor.nbytes * (self.size - 1) <= _SMALL else Ring()
