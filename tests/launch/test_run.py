@@ -99,9 +99,9 @@ def test_a_rank_that_takes_fewer_steps_is_named() -> None:
 
 
 def test_who_waits_for_whom_is_said_and_at_the_timeout_all_stacks() -> None:
-    done = hocket("run", "-n", "3", "--timeout", "2", SCRIPT, "stuck")
+    done = hocket("run", "-n", "3", "--timeout", "5", SCRIPT, "stuck")
     assert done.returncode == 1
-    assert "ranks 0, 2 waited 2 s in hocket.barrier() for rank 1 on " in done.stderr
+    assert "ranks 0, 2 waited 5 s in hocket.barrier() for rank 1 on " in done.stderr
     for rank in range(3):
         assert re.search(rf"\[{rank}\] (Current thread|Thread) 0x", done.stderr), f"no stack of rank {rank}"
     assert re.search(r"\[1\]   File .*scripts.py\", line \d+ in main", done.stderr)
