@@ -1,7 +1,6 @@
 """Learning rates where workers advance unevenly: all follow the count of all."""
 
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, OneCycleLR, Seq
 import hocket
 from hocket.capture.collector import BackwardPasses
 from hocket.job.schedules import Following, LoopPace
+from hocket.job.simulated_job import SimulatedJob
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -85,8 +85,8 @@ def test_a_worker_that_had_no_batch_in_a_loop_comes_to_the_same_place() -> None:
     assert (each_batch.last_epoch, each_epoch.last_epoch) == (16, 2)
 
 
-def train() -> tuple[int, float]:
-    model, trained, loader = hocket.distribute(*make(Case(samples=120), 1), strategy="local_sgd(time=0.02)")
+def train(job: SimulatedJob) -> tuple[int, float]:
+    model, trained, loader = hocket.distribute(*make(Case(samples=120), 1))
     scheduler = LinearLR(trained, 1.0, 0.0, total_iters=20)
     steps = 0
     for x, y in loader:
@@ -95,12 +95,13 @@ def train() -> tuple[int, float]:
         trained.zero_grad()
         scheduler.step()
         steps += 1
-        time.sleep(0.02 if hocket.rank() else 0.002)
+        job.compute(2.0 if hocket.rank() else 0.2)
     return steps, scheduler.last_epoch
 
 
-def test_workers_of_uneven_speed_come_to_the_same_rate(pool: Pool) -> None:
-    (fast, fast_count), (slow, slow_count) = pool.run(2, train)
+def test_workers_of_uneven_speed_come_to_the_same_rate() -> None:
+    job = SimulatedJob(2, "local_sgd(time=2.0)")
+    (fast, fast_count), (slow, slow_count) = job.run(lambda: train(job))
     assert fast > slow
     assert fast + slow == 40
     assert fast_count == slow_count == 20
