@@ -27,7 +27,6 @@ from hocket.comm.communicator import Communicator, ConnectGpus, calling, describ
 from hocket.comm.connectors import Connector, Shares
 from hocket.comm.exchange import Alone, Exchange
 from hocket.comm.generation import Change, Left
-from hocket.comm.hosts_generation import GenerationCommunicator
 from hocket.comm.kept_answers import Answers, of_parts, of_tensor, to_parts, to_tensor
 from hocket.comm.shared import SharedCommunicator
 from hocket.comm.topology import Topology
@@ -114,8 +113,7 @@ class RegroupingCommunicator(Communicator):
             raise UsageError(f"{self._asked}: {why}, or leave out --on-loss")
         if self.changes:
             self.changes = False
-            if isinstance(self._group, GenerationCommunicator):
-                self._group.ends_with_loss = True
+            self._group.stay(why)
             self.answers.fail(why)
             self.on_stay()
 

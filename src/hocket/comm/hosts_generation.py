@@ -232,10 +232,6 @@ class GenerationCommunicator(Communicator):
     When a worker is lost, all others raise WorkerLost from the same call, and from all that follow; ``died`` says
     whether it said nothing before. What tensors had before that call, they have after it, and so have the slots of
     exchanges.
-
-    Attributes:
-        ends_with_loss: Whether nobody goes on when a worker is lost. Exchanges that are made from then on need not be
-            over at the same place for all.
     """
 
     def __init__(
@@ -255,7 +251,7 @@ class GenerationCommunicator(Communicator):
         self._over: dict[str, int] | None = None  # those of which all had it when a worker was lost
         self._loss = WorkerLost("no worker was lost")
         self._lanes = 0
-        self.ends_with_loss = False
+        self._stays = False
 
     @property
     def topology(self) -> Topology:
@@ -299,7 +295,7 @@ class GenerationCommunicator(Communicator):
         return Explained(self._inner.open_channel(name, ranks), self._lose)
 
     def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
-        if any(self.meet(signature("a new exchange"), self.ends_with_loss, "a new exchange")):
+        if any(self.meet(signature("a new exchange"), self._stays, "a new exchange")):
             return self._inner.exchange(layout, background=background, turns=turns, private=private)
         assert layout.device.type == "cpu"
 
@@ -346,6 +342,10 @@ class GenerationCommunicator(Communicator):
     def hang_up(self) -> None:
         """End all connections to other hosts; nothing of this generation touches a tensor after this."""
         self._watch.hang_up()
+
+    def stay(self, why: str) -> None:
+        """See ``Communicator``: exchanges that are made from now on need not be over at the same place for all."""
+        self._stays = True
 
     def leave(self, failed: bool) -> None:
         self._inner.leave(failed)
