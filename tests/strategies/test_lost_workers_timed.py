@@ -98,6 +98,14 @@ def test_a_worker_leaves_on_notice(pool: Pool, tmp_path: Path, size: int, told: 
     test_newcomers.check(tmp_path, [each for rank, each in enumerate(outcomes) if rank != told], size)
 
 
+@pytest.mark.parametrize("dead", [3, rarely(1)])
+def test_the_others_go_on_over_tcp(pool: Pool, tmp_path: Path, dead: int) -> None:
+    deaths = {dead: (3, "after")}
+    settings: dict[str, Any] = {"on_loss": "continue", "timeout": 50.0, "hosts": (1, 2, 1), "transport": "tcp"}
+    found = pool.outcomes_with_death(4, train, dead, str(tmp_path), deaths, 0, "local_sgd(time=0.02)", **settings)
+    check(tmp_path, found, deaths, 4)
+
+
 def train_until_the_average(folder: str, dead: int, number: int, where: str) -> Any:
     """As ``train``, where a rank is killed at the end of its round ``number``."""
     owner: Any
