@@ -93,10 +93,9 @@ class RegroupingCommunicator(Communicator):
         self.on_stay: Callable[[], None] = lambda: None
         self.is_in, self.goes_on = not newcomer, bool(asked)
         self._known, self.ahead = self.members, 0  # who was in the group when it was last told of a change
-        self._is_regrouping = self._has_asked = False
         self._counters, self._next_look, self._next_place = cast(Counters | None, None), 0.0, 1
         self.answers = Answers.of_newcomer(*coordinator.kept()) if newcomer else Answers(keeps=replaces)
-        self._gpus = ChangingGpus()
+        self._gpus, self._is_regrouping, self._has_asked = ChangingGpus(), False, False
         self._group: Communicator = AloneCommunicator()
         if not newcomer:
             self._group = self._join(self._meet())
@@ -172,10 +171,9 @@ class RegroupingCommunicator(Communicator):
 
     def _is_time(self, place: int) -> bool:
         """Whether somebody is to join or leave now; the same on all ranks that are at the same place."""
-        counters = self._counters
-        is_late = self._has_asked or time.monotonic() >= self._next_look  # its own wish rank 0 knows at once
-        if self.size > 1 and counters is None:
+        if (counters := self._counters) is None and self.size > 1:
             return self._is_time_on_hosts(place)
+        is_late = self._has_asked or time.monotonic() >= self._next_look  # of its own wish rank 0 knows
         if self.rank == 0 and is_late and (counters is None or not counters.of(0)):
             self._next_look = time.monotonic() + _LOOK
             if any(self._coordinator.wanted().values()):
