@@ -40,6 +40,7 @@ class _Epoch:
     promised: dict[int, int] = field(default_factory=dict)  # a batch that each newcomer holds and has not asked for yet
     suspects: set[int] = field(default_factory=set)  # batches that the worker had which has died last
     fatal: set[int] = field(default_factory=set)  # batches that two workers had which have died in a row
+    waiting: set[int] = field(default_factory=set)  # ranks that wait for a batch, perhaps with some to train on yet
     behind: Counter[int] = field(default_factory=Counter)  # how many fewer numbers newcomers had when they came
 
     def own(self, rank: int) -> int:
@@ -139,7 +140,12 @@ class Dealer:
                 if wait is None:
                     return "held"
                 waiting = waiting or Wait(self._condition, self._timeout, self._clock, wait, "end a batch")
-                waiting.sleep(others)
+                now.waiting.add(rank)
+                self._condition.notify_all()
+                try:
+                    waiting.sleep(others)
+                finally:
+                    now.waiting.discard(rank)
 
     def _enter(self, rank: int, total: int | None, ranks: int, *, helps: bool) -> None:
         now = self._now
@@ -207,7 +213,7 @@ class Dealer:
         """The ranks for whose batches a worker has to wait, because the batches may come back."""
         now = self._now
         found = {*now.held.values()} | {r for r in range(now.ranks) if r not in now.gone and now.has_own(r)}
-        return sorted(found - {rank})
+        return sorted(found - {rank} - now.waiting)
 
     def pace(self, rank: int) -> tuple[int, float] | None:
         """Where workers are in step: batches that one worker has had, and the average over all workers.

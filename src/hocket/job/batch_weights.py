@@ -6,15 +6,12 @@ What such a batch does to buffers and random numbers is undone.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
 from torch import nn
 
-from hocket.capture.model_hooks import tensors
 from hocket.job import buffers
-from hocket.job.training_loop import storages
+from hocket.job.training_loop import Batch
 from hocket.strategies.base import Strategy
 
 
@@ -44,7 +41,7 @@ class Weights:
         self._by_loader: dict[int, float] = {}  # weights of the training loops that go on
         self._left: list[int] = []  # loops that were left, whose last batch may still be at work
         self._undo: Callable[[], None] | None = None
-        self._kept: list[tuple[list[weakref.ref[torch.Tensor]], float]] = []  # batches with other weights than 1
+        self._kept: list[Batch] = []  # batches with other weights than 1
         self._is_kept = False  # whether the batch at work is a kept one
 
     def set(self, weight: float) -> None:
@@ -95,18 +92,20 @@ class Weights:
         if undo is not None:
             undo()
 
-    def keep(self, contents: object, weight: float) -> None:
+    def keep(self, batch: Batch) -> None:
         """The script may keep a batch that weighs more or less than others, and train on it outside of any loop."""
-        if weight not in (0.0, 1.0):
-            self._kept.append(([weakref.ref(tensor) for tensor in tensors(contents)], weight))
+        if batch.weight != 1 and batch not in self._kept:
+            self._kept = [*(each for each in self._kept if each.is_alive), batch]
 
-    def see_kept(self, inputs: object) -> None:
-        """A forward pass outside of loops: a batch that was kept (``itertools.cycle``) counts what it did before."""
-        if not self._kept:
-            return
-        self._kept = [each for each in self._kept if any(ref() is not None for ref in each[0])]
-        mine = storages(inputs)
-        weights = [w for refs, w in self._kept if mine & storages([ref() for ref in refs])]
+    def see_kept(self, inputs: object) -> bool:
+        """A forward pass outside of loops: a batch that was kept (``itertools.cycle``) counts what it did before.
+
+        Returns:
+            Whether it is certain what the batch counts.
+        """
+        self._kept = [batch for batch in self._kept if batch.is_alive]
+        weights = [batch.weight for batch in self._kept if batch.has(inputs)]
         if weights or self._is_kept:
             self.set(weights[0] if weights else 1.0)
         self._is_kept = bool(weights)
+        return self._is_kept or not any(batch.fits(inputs) for batch in self._kept)

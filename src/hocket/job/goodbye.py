@@ -51,8 +51,7 @@ def say_goodbye(worker: Worker) -> None:
             return
         if not failed and not worker.has_left:
             try:
-                worker.training.loops.catch_up("the end of the script")  # others may wait for this worker
-                worker.training.settling.say_what_is_owed()
+                worker.training.loops.end_script()  # others may wait for this worker
                 for what in worker.groups.unfinished(_GRACE):
                     print(
                         f"hocket: rank {worker.config.rank} ends while {what} is under way, and will not take part in "

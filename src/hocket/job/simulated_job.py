@@ -102,8 +102,7 @@ class SimulatedJob:
             failed = True
             try:
                 found = script()
-                worker.training.loops.catch_up("the end of the script")
-                worker.training.settling.say_what_is_owed()
+                worker.training.loops.end_script()
                 failed = False
                 return found
             finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
@@ -45,9 +45,12 @@ class DealtBatches(ABC):
     def begin_pass(self, plan: Plan) -> None:
         """A training loop begins."""
 
+    def give(self, counts: Counts) -> None:  # noqa: B027 - may not matter
+        """The script gets a batch, on which it may train later."""
+
     @abstractmethod
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
-        """The loop gets a batch.
+        """Work on a batch begins.
 
         Args:
             counts: What is known of the batch.
@@ -58,9 +61,16 @@ class DealtBatches(ABC):
             The same two numbers, with what others have taken meanwhile, as far as that is known.
         """
 
+    def begin_again(self, counts: Counts) -> None:  # noqa: B027 - may not matter
+        """Work on a batch begins, which had begun before work on another one."""
+
+    def begin_late(self, counts: Counts) -> None:
+        """Work on a batch begins that the script had when its loop was over."""
+        self.begin_step(counts, 0, 0)
+
     @abstractmethod
-    def end_step(self) -> None:
-        """The loop is done with its batch; may be collective."""
+    def end_step(self, waiting: Collection[int]) -> None:
+        """The loop is done with its batches, but for those with numbers that are ``waiting``; may be collective."""
 
     def pause(self) -> None:  # noqa: B027 - there may be nothing to do
         """All workers settle in the middle of their loops."""
@@ -69,16 +79,33 @@ class DealtBatches(ABC):
         """All workers are about to begin a pass."""
 
     @abstractmethod
-    def await_more(self) -> bool:
-        """Whether there is a batch for this worker after all, when it has done all that it had; may block."""
+    def await_more(self, waiting: Collection[int]) -> bool:
+        """Whether there is a batch for this worker after all; may block.
+
+        Args:
+            waiting: The numbers of batches that the script has, and has not trained on.
+        """
 
     @abstractmethod
-    def finish(self, plan: Plan) -> bool:
-        """The loop has come to its end; whether all batches of the pass were then trained on, by whatever worker."""
+    def finish(self, plan: Plan, *, is_late: bool) -> bool:
+        """The loop has come to its end, and perhaps the script trains on its last batches only later.
+
+        Returns:
+            Whether all batches of the pass were then trained on, by whatever worker.
+        """
 
     @abstractmethod
-    def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
-        """The loop was left, after it had trained or not; what is still due before all settle, which is collective."""
+    def leave(self, plan: Plan, waiting: Collection[int], *, has_trained: bool) -> Callable[[], None] | None:
+        """The loop was left.
+
+        Args:
+            plan: The plan of the pass.
+            waiting: The numbers of batches that the script has, and has not trained on.
+            has_trained: Whether the script has trained on any batch of the loop.
+
+        Returns:
+            What is still due before all settle, which is collective.
+        """
 
     def place(self) -> Any:
         """How far all workers are in the pass that goes on, as this one knows; None where no newcomer can be told."""
@@ -113,7 +140,7 @@ class QueuedBatches(DealtBatches):
         self._worker, self._client, self._local = worker, client, local
         self._batch, self._passes = original.batch_size or 1, 0
         self.deal = Deal(client) if queued else None
-        self._given: dict[BatchAtWork, int] = {}  # batches that the loop has had, and their numbers in the queue
+        self._given: dict[int, BatchAtWork | None] = {}  # batches that the loop has, by their numbers in the queue
         self._before: int | None = None  # batches of the pass in an earlier run
         self._taken, self._pace = 0, 0.0  # batches that all workers have taken since; rounds, where they are in step
         self._inherited: list[Any] | None = None  # for the next pass
@@ -142,20 +169,44 @@ class QueuedBatches(DealtBatches):
             self.deal.leases = bool(strategies) and all(strategy.spec.leases for strategy in strategies)
             plan.in_step = self.deal.in_step = self.in_step
 
-    def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
+    def give(self, counts: Counts) -> None:
+        self._given[counts.taken - 1] = None
+
+    def _make(self, counts: Counts) -> BatchAtWork:
         training = self._worker.training
-        if self._before is None:
-            self._before = batches - 1
         # In step, what a batch counts is in its gradient, as with mirrored.
         is_weighed = self.in_step and counts.everywhere > 0
         weight = 1.0 if is_weighed else counts.here + (training.batch.weight if self._holds else 0.0)
         everyone = counts.everywhere if is_weighed else counts.here
-        batch = BatchAtWork(everyone, epoch=training.passes, weight=weight, in_step=is_weighed)
-        others = 0
+        return BatchAtWork(everyone, epoch=training.passes, weight=weight, in_step=is_weighed)
+
+    def begin_again(self, counts: Counts) -> None:
+        number = counts.taken - 1
+        if self.deal is None or number not in self._given:
+            return
+        numbers = [*self._given]
+        for other in numbers[numbers.index(number) + 1 :]:  # work on these has not begun after all
+            if (later := self._given[other]) is not None:
+                later.close()
+                self._given[other] = None
+        if (batch := self._given[number]) is None:
+            batch = self._given[number] = self._make(counts)
+            batch.name = self.deal.number, self.deal.epoch, number
+        self._worker.training.begin_batch(batch, again=True)
+
+    def begin_late(self, counts: Counts) -> None:
+        self._worker.training.begin_batch(self._make(counts))
+
+    def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
+        training = self._worker.training
+        if self._before is None:
+            self._before = batches - 1
+        batch, others = self._make(counts), 0
+        everyone = batch.everywhere
         if self.deal is not None:
             number = counts.taken - 1
             batch.name = self.deal.number, self.deal.epoch, number
-            self._given[batch] = number
+            self._given[number] = batch
             pace, dealt = training.loops.pace, self.deal.pace(number)
             if dealt is not None:
                 if self._own:
@@ -173,17 +224,18 @@ class QueuedBatches(DealtBatches):
         training.begin_batch(batch)
         return batches, samples + others
 
-    def end_step(self) -> None:
+    def end_step(self, waiting: Collection[int]) -> None:
         """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
         if not self._holds:
-            self._finish([*self._given])
+            self._finish([number for number in self._given if number not in waiting])
 
-    def _finish(self, batches: list[BatchAtWork]) -> None:
+    def _finish(self, numbers: list[int]) -> None:
         """Batches that the loop has had are done, even if a strategy might still tell of them."""
         if self.deal is not None:
-            self.deal.finish([self._given.pop(batch) for batch in batches])
-            for batch in batches:
-                batch.close()
+            self.deal.finish(numbers)
+            for number in numbers:
+                if (batch := self._given.pop(number)) is not None:
+                    batch.close()
 
     def _finish_learned(self) -> None:
         """A checkpoint is made, perhaps in the middle of a batch: batches that had a step are done."""
@@ -191,9 +243,9 @@ class QueuedBatches(DealtBatches):
             self._finish(self._learned)
 
     @property
-    def _learned(self) -> list[BatchAtWork]:
+    def _learned(self) -> list[int]:
         """Batches that had a step."""
-        return [batch for batch in self._given if batch.name is None]
+        return [number for number, batch in self._given.items() if batch is not None and batch.name is None]
 
     @property
     def _holds(self) -> bool:
@@ -205,22 +257,23 @@ class QueuedBatches(DealtBatches):
             self._finish_learned()
             self.deal.give_back([], leaves=False)
 
-    def await_more(self) -> bool:
+    def await_more(self, waiting: Collection[int]) -> bool:
         if self.deal is None:
             return False
         for strategy in self._worker.training.strategies:
             strategy.settle(Why.IDLE)
-        self._finish([*self._given])  # kept gradients go into a later step, for which nobody is to wait
+        # Kept gradients go into a later step, for which nobody is to wait.
+        self._finish([number for number in self._given if number not in waiting])
         with spans.span(spans.WAIT, "wait for the last batches of others"):
             return self._client.await_batch(self.deal, self._worker.training.passes)
 
-    def finish(self, plan: Plan) -> bool:
+    def finish(self, plan: Plan, *, is_late: bool) -> bool:
         if self.deal is not None and self.deal.mean is not None:
             self._worker.training.loops.pace.complete(self.deal.mean)
-        self._leave(plan.counts, was_left=False)
+        self._leave(plan.counts, was_left=False, is_late=is_late)
         return self.deal is not None
 
-    def leave(self, plan: Plan, *, has_trained: bool) -> None:
+    def leave(self, plan: Plan, waiting: Collection[int], *, has_trained: bool) -> None:
         # Before waiting for others, which may wait for this worker's batches. If it has left, it may have said goodbye.
         with contextlib.suppress(*([HocketError] if self._worker.has_left else [])):
             self._leave(plan.counts, was_left=True)
@@ -237,12 +290,13 @@ class QueuedBatches(DealtBatches):
         if self.deal is not None and self._client.is_starter:
             self.deal.restore(state)
 
-    def _leave(self, unused: Iterable[Counts], *, was_left: bool) -> None:
+    def _leave(self, unused: Iterable[Counts], *, was_left: bool, is_late: bool = False) -> None:
         """A training loop is over, or was left: nobody is to wait for its next push.
 
         Args:
             unused: Batches that were taken and never given out.
             was_left: Whether the loop was left, so that its last batch may still be at work.
+            is_late: Whether the last pushes are still to come, after the loop.
         """
         training, given = self._worker.training, [*unused]
         if self.deal is None or was_left:
@@ -250,15 +304,19 @@ class QueuedBatches(DealtBatches):
                 strategy.settle(Why.LAST_BATCH)
         if self.deal is not None:
             # What was not pushed is for others; a loop that is left early seldom trains on its last batch afterwards.
-            self._finish(self._learned)
-            if self._given:
+            # At the end of a loop, what the script has got and has not trained on is its own.
+            self._finish(self._learned if was_left else [*self._given])
+            begun = [batch for batch in self._given.values() if batch is not None]
+            if begun:
                 training.counts.tally.drop()  # other workers train on these batches
-            self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(self._given.values())])
-            for batch in self._given:
+            self.deal.give_back([*(counts.taken - 1 for counts in given), *sorted(self._given)])
+            for batch in begun:
                 batch.close()
             self._given.clear()
         if was_left and training.backward.count == self._passes:
             training.passes -= 1  # a glance at the data
+            return
+        if is_late and self.in_step:
             return
         self._client.leave_epoch(training.passes)
         if not was_left:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -90,7 +90,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         training = torch.is_grad_enabled() if self._trains is None else self._trains
         if not self._training.loops.in_thread:
-            self._training.loops.catch_up("the next loop over a loader")
+            self._training.loops.catch_up("the next loop over a loader", moves_on=training)
         if not training:
             # An evaluation must not disturb the training: neither what comes next, nor where it is resumed.
             aside = Pass(self.epoch)
@@ -269,7 +269,8 @@ class Loader:
             while True:
                 if loop is not None and not ahead:
                     self._training.loops.ask(loop)
-                    self._end_step()
+                    if not loop.is_torn:
+                        self._end_step(loop)
                     worker.look()
                 item, following = (following, next(items, None)) if ahead else (next(items, None), None)
                 if item is None:
@@ -281,6 +282,8 @@ class Loader:
                     continue  # a repeated batch, which an evaluation does not need
                 if loop is not None:
                     begin = functools.partial(self._begin_step, now, now.plan, counts, everywhere, [])
+                    if self._dealt is not None:
+                        self._dealt.give(counts)
                     self._training.loops.give(loop, Batch(batch, counts.here, now.place, begin))
                     if ahead and following is None:  # before the script can have trained on the last one
                         self._training.loops.end(loop, functools.partial(self._finish, now, loop))
@@ -298,14 +301,15 @@ class Loader:
 
     def _prepare(self, now: Pass, loop: Loop) -> None:
         """A training loop begins; not in a thread, if ranks agree on something in every batch."""
-        now.loop, loop.between, loop.pause = loop, self._end_step, None if self._dealt is None else self._dealt.pause
+        now.loop, loop.between = loop, functools.partial(self._end_step, loop)
+        loop.pause = None if self._dealt is None else self._dealt.pause
         agrees = self._dealt is not None or self._group.changes
         agrees |= self._worker.config.size > 1 and (self.local or self._stream is not None)
         loop.check_thread(agrees=agrees)
 
     def _finish(self, now: Pass, loop: Loop) -> None:
         """The script has trained on all batches of a pass; collective."""
-        if self._dealt is not None and self._dealt.finish(now.plan):
+        if self._dealt is not None and self._dealt.finish(now.plan, is_late=loop.is_late):
             self._training.counts.samples += now.complete(self.pass_samples)
         if self._dealt is None:
             self._worker.teller.tell_pass(self._divided_passes.number, now, self.pass_samples)
@@ -317,7 +321,8 @@ class Loader:
 
     def _leave(self, now: Pass, loop: Loop, *, on_purpose: bool) -> None:
         has_trained = bool(now.batches) and self._training.counts.tally.progress() > now.passes
-        later = None if self._dealt is None else self._dealt.leave(now.plan, has_trained=has_trained)
+        waiting = _numbers(loop.untrained)
+        later = None if self._dealt is None else self._dealt.leave(now.plan, waiting, has_trained=has_trained)
         if self._worker.has_left:
             return
         self._training.leave_loop(self)
@@ -339,8 +344,12 @@ class Loader:
             if self._group.changes and self._dealt is None:
                 self._divided_passes.begin(plan, counts)
         if self._dealt is not None:
-            if is_first:
+            if now.loop is not None and now.loop.is_late:
+                self._dealt.begin_late(counts)
+            elif is_first:
                 now.batches, now.samples = self._dealt.begin_step(counts, now.batches, now.samples)
+            else:
+                self._dealt.begin_again(counts)
             total = sharding.total(self.original) if self._is_uneven else total
         else:
             mean = self.pass_samples / total if self.pass_samples and total else None
@@ -359,12 +368,12 @@ class Loader:
             self._training.weights.repeat(self._training.models)
         return self.weight
 
-    def _end_step(self) -> None:
+    def _end_step(self, loop: Loop) -> None:
         """The script is done with the batches that it was given, as far as it has trained on them."""
         self._training.weights.leave_no_trace()
         self._divided_passes.turn()
         if self._dealt is not None:
-            self._dealt.end_step()
+            self._dealt.end_step(_numbers(loop.untrained))
         if self.before_next is not None:
             self.before_next()
 
@@ -381,7 +390,7 @@ class Loader:
                 skip -= 1
             else:
                 yield item
-        waits = loop is not None and loop.waits  # the script is ahead, or other workers get the batches that are left
+        waits = loop is not None and loop.waits  # the script is ahead
         divides = self._group.changes and self._dealt is None
         if divides and now.plan is plan and loop is not None and not waits and not loop.in_thread:
             self._training.loops.settle()  # as at the end of the loop; what a worker that is lost now had comes then
@@ -389,7 +398,10 @@ class Loader:
             self._quiet, self._inner._iterator = True, None
             yield from self._read(now, now.plan, self._open(now), loop)
             return
-        if self._pass is now and self._dealt is not None and not waits and self._dealt.await_more():
+        if waits and loop is not None and self._dealt is not None and self._dealt.queue is not None:
+            waits = self._is_in_step or loop.is_torn or loop.lag is None  # else a lost worker's batches may come
+        held = [] if loop is None else _numbers(loop.untrained)
+        if self._pass is now and self._dealt is not None and not waits and self._dealt.await_more(held):
             self._quiet = True
             yield from self._read(now, now.plan, self._open(now), loop)
 
@@ -410,3 +422,8 @@ class Loader:
         self._stream = ShardedStream(self.original, self._group.rank, self._group.size, self._own_seed())
         how = {"batch_size": None, "collate_fn": as_it_is, "generator": self._generator}
         return original_loader.remake(self.original, self._stream, **how)
+
+
+def _numbers(batches: Iterable[Batch]) -> list[int]:
+    """The numbers of batches in the queue that they were taken from, if they were."""
+    return [batch.place[2] - 1 for batch in batches]

@@ -200,7 +200,7 @@ class Pass:
     def trained_place(self) -> tuple[int, int, int]:
         """How far the pass is, without batches that the script has asked for ahead of time."""
         loop = self.loop
-        if loop is None or not loop.is_ahead:
+        if loop is None or not (loop.is_ahead or loop.is_busy):
             return self.place
         place: tuple[int, int, int] | None = loop.at_work.place if loop.at_work and loop.trains else loop.place
         return place or self._origin

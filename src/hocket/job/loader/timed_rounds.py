@@ -7,9 +7,10 @@ in a round counts when the round is over; if it is lost before, the others do th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -232,13 +233,13 @@ class TimedRounds(DealtBatches):
         self._worker.training.loops.pace.follow(min(pace, self._most))
         return self._everyone + self._batches, samples
 
-    def end_step(self) -> None:
+    def end_step(self, waiting: Collection[int]) -> None:
         """A batch is done: end the round, if its time is over; collective then."""
         if not self._over and self._batches and self._communicator.now() - self._begun >= self._strategies[0].seconds:
             # A script that asks ahead of time trains on, also if no batches are left.
             self._end_round(is_out=False, is_done=self._worker.training.loops.is_between)
 
-    def await_more(self) -> bool:
+    def await_more(self, waiting: Collection[int]) -> bool:
         """Whether there is another batch for this worker; it takes part in rounds until then, or until all are done."""
         while not self._over:
             self._wait(is_out=False)
@@ -246,14 +247,14 @@ class TimedRounds(DealtBatches):
                 return True  # if not, the loop asks again
         return False
 
-    def finish(self, plan: Plan) -> bool:
+    def finish(self, plan: Plan, *, is_late: bool) -> bool:
         self._take_part()  # a script that asks ahead of time has trained on its last batches only now
         self._worker.training.loops.pace.complete(self._pace)
         return False  # the rounds have told how many samples there were
 
-    def leave(self, plan: Plan, *, has_trained: bool) -> Callable[[], None] | None:
+    def leave(self, plan: Plan, waiting: Collection[int], *, has_trained: bool) -> Callable[[], None] | None:
         if has_trained:
-            return self._take_part
+            return functools.partial(self._take_part, unused=len(waiting))
         self.restore(self._origin)  # the loop was a glance at the data: its batches count as not taken
         return None
 
@@ -287,14 +288,15 @@ class TimedRounds(DealtBatches):
         self.deal.regroup(change.rank, change.now, {member: told for member, told in said if told is not None})
         self._worker.training.counts.level()
 
-    def _take_part(self) -> None:
-        """Take part in rounds until all others are done, too."""
+    def _take_part(self, unused: int = 0) -> None:
+        """Take part in rounds until all others are done, too; the last ``unused`` batches are for them."""
         while not self._over:
-            self._wait(is_out=True)
+            self._wait(is_out=True, unused=unused)
+            unused = 0
 
-    def _wait(self, *, is_out: bool) -> None:
+    def _wait(self, *, is_out: bool, unused: int = 0) -> None:
         """End a round without a batch of this worker, and do what is due after it."""
-        self._end_round(is_out=is_out)
+        self._end_round(is_out=is_out, unused=unused)
         self.after_round()
         if not self._over:
             self._worker.look()
@@ -307,7 +309,7 @@ class TimedRounds(DealtBatches):
         left: int = self.deal.total - self._everyone
         return self._pace + left / self._communicator.size
 
-    def _end_round(self, *, is_out: bool, is_done: bool = True) -> None:
+    def _end_round(self, *, is_out: bool, is_done: bool = True, unused: int = 0) -> None:
         """Tell each other how far all are, and average; collective.
 
         If a worker is lost meanwhile, all that it has done in the round counts, or nothing.
@@ -315,8 +317,9 @@ class TimedRounds(DealtBatches):
         Args:
             is_out: Whether this worker takes no more batches of this pass.
             is_done: Whether this worker has trained on all batches that its script was given.
+            unused: How many of these it has not trained on, and will not.
         """
-        unused = len(self._plan.counts)
+        unused += len(self._plan.counts)
         if is_out:
             self._plan.counts.clear()
         drawn = self.deal.drawn if self.deal is not None else self._batches
