@@ -178,7 +178,8 @@ class Loop:
     def is_last(self) -> bool:
         """Whether the batch at work is the last that the script has, and had as many steps as the one before."""
         steps = 0 if self.at_work is None else sum(self.at_work.steps.values())
-        return len(self.given) == 1 and steps >= self.usual_steps
+        is_alone = len(self.given) == 1 and not any(batch.is_alive for batch in self.passed_over)
+        return is_alone and steps >= self.usual_steps
 
 
 def _things(value: object) -> list[object]:
