@@ -55,7 +55,7 @@ def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], si
 
 @product(
     seconds=["1e-9", "0.003", "0.02"],
-    phase=PHASES,
+    phase=[phase for phase in PHASES if phase != "between"],  # where all wait for a step of the dead one
     who=[(3, 1, 3, 0), (2, 1, 4, 0), (3, 0, 2, 2), (3, 2, 5, 0)],
 )
 def test_the_others_go_on(pool: Pool, tmp_path: Path, seconds: str, who: tuple[int, int, int, int], phase: str) -> None:
