@@ -395,7 +395,6 @@ def split(data: bytes) -> dict[int, bytes]:
     found, at = {}, 0
     while at < len(data):
         rank, length = _PART.unpack_from(data, at)
-        at += _PART.size
-        found[rank] = data[at : at + length]
-        at += length
+        at += _PART.size + length
+        found[rank] = data[at - length : at]
     return found

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from torch.optim import Optimizer
 
 from hocket.capture.collector import BackwardPasses
+from hocket.job.batch_count import BatchCount
 from hocket.job.batch_weights import Weights
 from hocket.job.owner import Owner
 from hocket.job.schedules import LoopPace
@@ -115,7 +116,7 @@ class Loops:
             return
         if not loop.waits:
             self._finish(loop)
-            _end(loop)
+            loop.end()
         elif loop.lag is not None:
             self._go_on(loop)
 
@@ -198,7 +199,7 @@ class Loops:
             if rest and not moves_on and self._settles_later(loop):
                 continue  # the loop goes on
             loop.is_late = bool(rest)
-            _end(loop)
+            loop.end()
             if rest:
                 self._keep(loop, rest)
         self._settling.catch_up(call)
@@ -267,9 +268,9 @@ class Loops:
                 loop.lag, loop.is_guessed = loop.asked - 1 - batch.number, False
         if not found:
             late = {loop.loader: loop for loop in reversed(self._late) if loop.lag is not None}  # the first of each
-            found = {loop: self._guess(loop, inputs) for loop in late.values()}
+            found = {loop: loop.guess(inputs) for loop in late.values()}
             if not found or not self._is_late(found, inputs):
-                found = {loop: self._guess(loop, inputs) for loop in self._open if loop.given}
+                found = {loop: loop.guess(inputs) for loop in self._open if loop.given}
         for loop, batch in found.items():
             self._work_on(loop, batch)
             batch.has_passed = True
@@ -289,23 +290,6 @@ class Loops:
     def _warn_of_late(self, loop: Loop) -> None:
         if loop.is_guessed and any(batch.weight != 1 for batch in loop.given):
             self._warn_of_order(loop)
-
-    def _guess(self, loop: Loop, inputs: object) -> Batch:
-        """The batch that a forward pass is for, by the order of the batches, and by how many samples it has."""
-        if loop.lag is None:
-            self._learn_order(loop)
-        expected = loop.expected
-        if loop.is_told or expected.fits(inputs):
-            return expected
-        fitting = [batch for batch in loop.given if batch.fits(inputs)]
-        if fitting and loop.after is None and not loop.in_thread:
-            loop.lag = loop.asked - 1 - fitting[-1].number
-        return fitting[-1] if fitting else expected
-
-    def _learn_order(self, loop: Loop) -> None:
-        """The first forward pass, or step, tells how many batches the script asks for ahead of time."""
-        loop.lag = loop.asked - 1 - loop.given[0].number
-        loop.is_guessed = loop.lag > 0 and not loop.in_thread
 
     def _work_on(self, loop: Loop, batch: Batch) -> None:
         """Work goes on with a batch, which may be at work already."""
@@ -354,7 +338,7 @@ class Loops:
             return
         for loop in loops:
             if loop.lag is None and not loop.in_thread:
-                self._learn_order(loop)  # no forward pass was seen
+                loop.learn_order()  # no forward pass was seen
                 if loop.lag:
                     self._work_on(loop, loop.expected)
         if all(loop.at_work is None for loop in loops):
@@ -383,7 +367,7 @@ class Loops:
             loop.between()
         if loop.after is not None and loop.is_last:
             self._finish(loop)
-            _end(loop)
+            loop.end()
 
     def _finish(self, loop: Loop) -> None:
         """The batch at work is done, if there was a backward pass."""
@@ -411,48 +395,3 @@ class Loops:
         if not any(loop.has_trained for loop in self._open):
             for strategy in self._strategies:
                 strategy.settle(Why.GLANCE)
-
-
-def _end(loop: Loop) -> None:
-    after, loop.after = loop.after, None
-    assert after is not None
-    after()
-
-
-class BatchCount:
-    """Lets each strategy count a batch once, whichever of several loops it is from, and however many steps it has."""
-
-    def __init__(self, strategies: Sequence[Strategy], backward: BackwardPasses) -> None:
-        self._strategies, self._backward = strategies, backward
-        self._unit, self._passes = 1, 0  # the batch of all loops at once, and backward passes when it began
-        self._counted: dict[Strategy, int] = {}  # the last batch that each strategy has counted
-        self._most: dict[Strategy, int] = {}  # the most steps of each strategy for one batch
-
-    def begin(self) -> None:
-        """The first of several loops begins."""
-        self._passes = self._backward.count
-
-    def step(self, strategy: Strategy, loop: Loop, batch: Batch) -> None:
-        """A strategy has taken a step on a batch of a loop."""
-        number = batch.steps[strategy] = batch.steps.get(strategy, 0) + 1
-        is_first = self._counted.get(strategy) != self._unit
-        self._counted[strategy] = self._unit
-        if is_first or number > self._most.get(strategy, 0):  # or one batch has many steps
-            strategy.end_batch(DoneBatch(loop.epoch, batch.samples, loop.weight))
-
-    def finish(self, loop: Loop, batch: Batch) -> None:
-        """The script is done with a batch of a loop that it has trained on."""
-        for strategy, steps in batch.steps.items():
-            self._most[strategy] = max(steps, self._most.get(strategy, 0))
-        passes = self._backward.count
-        if passes > self._passes:
-            self.count_rest(DoneBatch(loop.epoch, batch.samples, loop.weight, stepped=False))
-            self._unit, self._passes = self._unit + 1, passes
-
-    def count_rest(self, batch: DoneBatch) -> None:
-        """Let strategies that took no step for the batch count it."""
-        if self._backward.count > self._passes:
-            for strategy in self._strategies:
-                if self._counted.get(strategy) != self._unit:
-                    self._counted[strategy] = self._unit
-                    strategy.end_batch(batch)

@@ -104,6 +104,12 @@ class Loop:
                 "strategy needs: iterate it in the main thread, and let DataLoader(num_workers=…) read ahead"
             )
 
+    def end(self) -> None:
+        """Do what is due when all batches are done; collective."""
+        after, self.after = self.after, None
+        assert after is not None
+        after()
+
     @property
     def trains(self) -> bool:
         """Whether the script has trained on the batch at work."""
@@ -139,6 +145,11 @@ class Loop:
         return found
 
     @property
+    def untrained_numbers(self) -> list[int]:
+        """The numbers of these in the queue that they were taken from, if they were."""
+        return [batch.place[2] - 1 for batch in self.untrained]
+
+    @property
     def is_ahead(self) -> bool:
         """Whether the script has asked for batches that come after the one at work."""
         return bool(self.given) and self.at_work is not self.given[-1]
@@ -155,6 +166,23 @@ class Loop:
         found = [batch for batch in (*self.given, *self.passed_over) if batch.has(inputs)]
         expected = self.expected if len(found) > 1 else None
         return expected if expected in found else found[0] if found else None
+
+    def guess(self, inputs: object) -> Batch:
+        """The batch that ``inputs`` are for, by the order of the batches, and by how many samples it has."""
+        if self.lag is None:
+            self.learn_order()
+        expected = self.expected
+        if self.is_told or expected.fits(inputs):
+            return expected
+        fitting = [batch for batch in self.given if batch.fits(inputs)]
+        if fitting and self.after is None and not self.in_thread:
+            self.lag = self.asked - 1 - fitting[-1].number
+        return fitting[-1] if fitting else expected
+
+    def learn_order(self) -> None:
+        """The first forward pass, or step, tells how many batches the script asks for ahead of time."""
+        self.lag = self.asked - 1 - self.given[0].number
+        self.is_guessed = self.lag > 0 and not self.in_thread
 
     @property
     def expected(self) -> Batch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from hocket import spans
 from hocket.coordinator.dealer_client import Deal
 from hocket.errors import HocketError
-from hocket.job.loader.passes import BatchSource, Counts, Plan
+from hocket.job.loader.passes import BatchSource, Counts, Pass, Plan
+from hocket.job.training_loop import Loop
 from hocket.job.worker import Worker
 from hocket.server.server_client import Client
 from hocket.strategies.base import BatchAtWork, Why
@@ -48,6 +49,15 @@ class DealtBatches(ABC):
     def give(self, counts: Counts) -> None:  # noqa: B027 - may not matter
         """The script gets a batch, on which it may train later."""
 
+    def begin(self, now: Pass, counts: Counts, *, is_first: bool) -> None:
+        """Work on a batch of a pass begins, for the first time or again, perhaps when the loop is over."""
+        if now.loop is not None and now.loop.is_late:
+            self.begin_late(counts)
+        elif is_first:
+            now.batches, now.samples = self.begin_step(counts, now.batches, now.samples)
+        else:
+            self.begin_again(counts)
+
     @abstractmethod
     def begin_step(self, counts: Counts, batches: int, samples: int) -> tuple[int, int]:
         """Work on a batch begins.
@@ -69,8 +79,8 @@ class DealtBatches(ABC):
         self.begin_step(counts, 0, 0)
 
     @abstractmethod
-    def end_step(self, waiting: Collection[int]) -> None:
-        """The loop is done with its batches, but for those with numbers that are ``waiting``; may be collective."""
+    def end_step(self, loop: Loop) -> None:
+        """The loop is done with its batches, but for those that it has not trained on; may be collective."""
 
     def pause(self) -> None:  # noqa: B027 - there may be nothing to do
         """All workers settle in the middle of their loops."""
@@ -79,12 +89,8 @@ class DealtBatches(ABC):
         """All workers are about to begin a pass."""
 
     @abstractmethod
-    def await_more(self, waiting: Collection[int]) -> bool:
-        """Whether there is a batch for this worker after all; may block.
-
-        Args:
-            waiting: The numbers of batches that the script has, and has not trained on.
-        """
+    def await_more(self, loop: Loop) -> bool:
+        """Whether there is a batch for this worker after all; may block, unless the script is ahead of its training."""
 
     @abstractmethod
     def finish(self, plan: Plan, *, is_late: bool) -> bool:
@@ -95,12 +101,12 @@ class DealtBatches(ABC):
         """
 
     @abstractmethod
-    def leave(self, plan: Plan, waiting: Collection[int], *, has_trained: bool) -> Callable[[], None] | None:
+    def leave(self, plan: Plan, loop: Loop, *, has_trained: bool) -> Callable[[], None] | None:
         """The loop was left.
 
         Args:
             plan: The plan of the pass.
-            waiting: The numbers of batches that the script has, and has not trained on.
+            loop: The loop, with the batches that the script has not trained on.
             has_trained: Whether the script has trained on any batch of the loop.
 
         Returns:
@@ -224,10 +230,14 @@ class QueuedBatches(DealtBatches):
         training.begin_batch(batch)
         return batches, samples + others
 
-    def end_step(self, waiting: Collection[int]) -> None:
+    def end_step(self, loop: Loop) -> None:
         """The batches so far are done, whether something was pushed for them or not, unless gradients are kept."""
         if not self._holds:
-            self._finish([number for number in self._given if number not in waiting])
+            self._finish_trained(loop)
+
+    def _finish_trained(self, loop: Loop) -> None:
+        waiting = loop.untrained_numbers
+        self._finish([number for number in self._given if number not in waiting])
 
     def _finish(self, numbers: list[int]) -> None:
         """Batches that the loop has had are done, even if a strategy might still tell of them."""
@@ -257,13 +267,13 @@ class QueuedBatches(DealtBatches):
             self._finish_learned()
             self.deal.give_back([], leaves=False)
 
-    def await_more(self, waiting: Collection[int]) -> bool:
-        if self.deal is None:
-            return False
+    def await_more(self, loop: Loop) -> bool:
+        if self.deal is None or (loop.waits and (self.in_step or loop.is_torn or loop.lag is None)):
+            return False  # where the script is ahead otherwise, batches of a lost worker may come
         for strategy in self._worker.training.strategies:
             strategy.settle(Why.IDLE)
         # Kept gradients go into a later step, for which nobody is to wait.
-        self._finish([number for number in self._given if number not in waiting])
+        self._finish_trained(loop)
         with spans.span(spans.WAIT, "wait for the last batches of others"):
             return self._client.await_batch(self.deal, self._worker.training.passes)
 
@@ -273,7 +283,7 @@ class QueuedBatches(DealtBatches):
         self._leave(plan.counts, was_left=False, is_late=is_late)
         return self.deal is not None
 
-    def leave(self, plan: Plan, waiting: Collection[int], *, has_trained: bool) -> None:
+    def leave(self, plan: Plan, loop: Loop, *, has_trained: bool) -> None:
         # Before waiting for others, which may wait for this worker's batches. If it has left, it may have said goodbye.
         with contextlib.suppress(*([HocketError] if self._worker.has_left else [])):
             self._leave(plan.counts, was_left=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.comm.alone import AloneCommunicator
-from hocket.errors import UsageError
 from hocket.job import randomness
 from hocket.job.batch_weights import weigh_share
 from hocket.job.loader import global_batch, original_loader, sharding
@@ -20,7 +19,7 @@ from hocket.job.loader.division import DividedPasses
 from hocket.job.loader.newcomer_place import NewcomerPlace
 from hocket.job.loader.passes import Counts, Pass, Plan, Rest, Start
 from hocket.job.loader.sharded_stream import ShardedStream, as_it_is, level
-from hocket.job.loader.sharding import SeededDataset, ShardedIndices
+from hocket.job.loader.sharding import ShardedIndices
 from hocket.job.loader.timed_rounds import RoundDeal, TimedRounds, timed
 from hocket.job.loop_exit import on_purpose
 from hocket.job.randomness import RandomState, SharedRandom
@@ -106,8 +105,7 @@ class Loader:
         if self._resumed is not None:
             now, self._resumed = Pass.resume(self._resumed, self._whole), None
             self._inner._iterator = None  # persistent processes would go on with old indices
-        now.passes = self._training.counts.tally.progress()
-        self.epoch = now.plan.epoch
+        now.passes, self.epoch = self._training.counts.tally.progress(), now.plan.epoch
         if self._dealt is not None:
             self._dealt.begin_pass(now.plan)
         if self._sampler is not None and not self._sampler.is_alone:
@@ -170,8 +168,7 @@ class Loader:
         glance = self._latest
         if glance is None or not glance.was_left or self._training.counts.tally.progress() > glance.passes:
             return
-        self._latest = None
-        self.epoch -= 1
+        self._latest, self.epoch = None, self.epoch - 1
         if self._training.strategies:  # else there are no backward passes to tell a glance by
             self._training.counts.samples -= glance.samples - glance.samples_before
         if glance.origin is not None:
@@ -230,16 +227,11 @@ class Loader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on, at the next ``iter``, where another loader was."""
-        if (state["start"] is None) != (self._sampler is None):
-            raise UsageError(
-                "the checkpoint's loader is over a data set of another kind (with indices, or iterable): resume with "
-                "the loader that was saved"
-            )
+        original_loader.check_kind(state, has_indices=self._sampler is not None)
         self._seed, self._divided = state["seed"], state["divided"]
-        if self._stream is not None:
-            self._stream.seed = self._own_seed()
-        if self._sampler is not None and self._sampler.seed is not None:
-            self._sampler.seed = self._own_seed()
+        for each in (self._stream, self._sampler):
+            if each is not None and each.seed is not None:
+                each.seed = self._own_seed()
         self.epoch = state["epoch"] - 1
         self._find_rounds()
         if self._shares and not self._is_uneven:
@@ -253,8 +245,6 @@ class Loader:
     def _iterate(self, now: Pass, inner: Iterator[Any], *, training: bool) -> Iterator[Any]:
         worker = self._worker
         loop = self._training.begin_loop(self, now.plan.epoch) if training else None
-        if training:
-            worker.teller.tell_beginning(self.pass_samples)
         items = self._read(now, now.plan, inner, loop)
         if training and worker.config.size > 1 and self._dealt is None and (self.local or self._stream is not None):
             items = level(worker.communicator, items, lambda: self.is_per_rank)
@@ -301,6 +291,7 @@ class Loader:
 
     def _prepare(self, now: Pass, loop: Loop) -> None:
         """A training loop begins; not in a thread, if ranks agree on something in every batch."""
+        self._worker.teller.tell_beginning(self.pass_samples)
         now.loop, loop.between = loop, functools.partial(self._end_step, loop)
         loop.pause = None if self._dealt is None else self._dealt.pause
         agrees = self._dealt is not None or self._group.changes
@@ -309,10 +300,10 @@ class Loader:
 
     def _finish(self, now: Pass, loop: Loop) -> None:
         """The script has trained on all batches of a pass; collective."""
-        if self._dealt is not None and self._dealt.finish(now.plan, is_late=loop.is_late):
-            self._training.counts.samples += now.complete(self.pass_samples)
         if self._dealt is None:
             self._worker.teller.tell_pass(self._divided_passes.number, now, self.pass_samples)
+        elif self._dealt.finish(now.plan, is_late=loop.is_late):
+            self._training.counts.samples += now.complete(self.pass_samples)
         self._training.loops.finish(loop, alone=self._worker.client is not None or self._group.changes)
         self._worker.teller.tell_again()  # now that the last step of the pass is done
         self._training.end_loop(self)
@@ -321,8 +312,7 @@ class Loader:
 
     def _leave(self, now: Pass, loop: Loop, *, on_purpose: bool) -> None:
         has_trained = bool(now.batches) and self._training.counts.tally.progress() > now.passes
-        waiting = _numbers(loop.untrained)
-        later = None if self._dealt is None else self._dealt.leave(now.plan, waiting, has_trained=has_trained)
+        later = None if self._dealt is None else self._dealt.leave(now.plan, loop, has_trained=has_trained)
         if self._worker.has_left:
             return
         self._training.leave_loop(self)
@@ -344,21 +334,15 @@ class Loader:
             if self._group.changes and self._dealt is None:
                 self._divided_passes.begin(plan, counts)
         if self._dealt is not None:
-            if now.loop is not None and now.loop.is_late:
-                self._dealt.begin_late(counts)
-            elif is_first:
-                now.batches, now.samples = self._dealt.begin_step(counts, now.batches, now.samples)
-            else:
-                self._dealt.begin_again(counts)
+            self._dealt.begin(now, counts, is_first=is_first)
             total = sharding.total(self.original) if self._is_uneven else total
         else:
             mean = self.pass_samples / total if self.pass_samples and total else None
             self._training.begin_batch(BatchAtWork(everywhere, mean), again=not is_first)
         self.weight = 1.0
         if divides:
-            if now.plan.first is not None and self._group.size > 1:
-                original_loader.check_same_order(worker.communicator, now.plan.first)
-                now.plan.first = None
+            if self._group.size > 1:
+                original_loader.check_same_order(worker.communicator, now.plan)
             size = worker.config.size if self.is_per_rank else self._group.size
             self.weight = weigh_share(counts.here, everywhere, size)
         self._training.weights.weigh(self, self.weight)
@@ -373,7 +357,7 @@ class Loader:
         self._training.weights.leave_no_trace()
         self._divided_passes.turn()
         if self._dealt is not None:
-            self._dealt.end_step(_numbers(loop.untrained))
+            self._dealt.end_step(loop)
         if self.before_next is not None:
             self.before_next()
 
@@ -390,18 +374,14 @@ class Loader:
                 skip -= 1
             else:
                 yield item
-        waits = loop is not None and loop.waits  # the script is ahead
-        divides = self._group.changes and self._dealt is None
-        if divides and now.plan is plan and loop is not None and not waits and not loop.in_thread:
+        divides = self._group.changes and self._dealt is None and now.plan is plan
+        if divides and loop is not None and not (loop.waits or loop.in_thread):
             self._training.loops.settle()  # as at the end of the loop; what a worker that is lost now had comes then
         if now.plan is not plan:
             self._quiet, self._inner._iterator = True, None
             yield from self._read(now, now.plan, self._open(now), loop)
             return
-        if waits and loop is not None and self._dealt is not None and self._dealt.queue is not None:
-            waits = self._is_in_step or loop.is_torn or loop.lag is None  # else a lost worker's batches may come
-        held = [] if loop is None else _numbers(loop.untrained)
-        if self._pass is now and self._dealt is not None and not waits and self._dealt.await_more(held):
+        if self._pass is now and loop is not None and self._dealt is not None and self._dealt.await_more(loop):
             self._quiet = True
             yield from self._read(now, now.plan, self._open(now), loop)
 
@@ -412,18 +392,9 @@ class Loader:
         original, group, seed = self.original, self._group, self._own_seed()
         alone = (self.local or self._worker.config.size == 1) and self._deal is None
         self._sampler = sharding.divide(original, self._batch, group, self._generators, seed, alone=alone)
-        batched = original.batch_sampler is not None
-        dataset = SeededDataset(original.dataset) if original.num_workers else original.dataset
-        how: dict[str, Any] = {"collate_fn": original.collate_fn, "generator": self._generator}
-        how |= {"batch_sampler": self._sampler} if batched else {"sampler": self._sampler, "batch_size": None}
-        return original_loader.remake(original, dataset, **how)
+        return original_loader.remake_with(original, self._sampler, self._generator)
 
     def _make_stream(self) -> DataLoader[Any]:
         self._stream = ShardedStream(self.original, self._group.rank, self._group.size, self._own_seed())
         how = {"batch_size": None, "collate_fn": as_it_is, "generator": self._generator}
         return original_loader.remake(self.original, self._stream, **how)
-
-
-def _numbers(batches: Iterable[Batch]) -> list[int]:
-    """The numbers of batches in the queue that they were taken from, if they were."""
-    return [batch.place[2] - 1 for batch in batches]

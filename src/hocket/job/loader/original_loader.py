@@ -12,7 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, UsageError
-from hocket.job.loader.sharding import batches, show_own_dataset
+from hocket.job.loader.passes import Plan
+from hocket.job.loader.sharding import SeededDataset, batches, show_own_dataset
 
 
 def check(loader: DataLoader[Any]) -> None:
@@ -57,6 +58,23 @@ def remake(loader: DataLoader[Any], dataset: Any, **options: Any) -> DataLoader[
             "worker_init_fn": functools.partial(show_own_dataset, init=loader.worker_init_fn),
         }
     return DataLoader(dataset, num_workers=loader.num_workers, pin_memory=loader.pin_memory, **options)
+
+
+def remake_with(loader: DataLoader[Any], indices: Any, generator: torch.Generator | None) -> DataLoader[Any]:
+    """A loader over the same data set that takes its samples, or whole batches, as ``indices`` says."""
+    dataset = SeededDataset(loader.dataset) if loader.num_workers else loader.dataset
+    batched = loader.batch_sampler is not None
+    how = {"batch_sampler": indices} if batched else {"sampler": indices, "batch_size": None}
+    return remake(loader, dataset, collate_fn=loader.collate_fn, generator=generator, **how)
+
+
+def check_kind(state: dict[str, Any], *, has_indices: bool) -> None:
+    """Raise if the state of a loader is of one over a data set of another kind."""
+    if (state["start"] is not None) != has_indices:
+        raise UsageError(
+            "the checkpoint's loader is over a data set of another kind (with indices, or iterable): resume with the "
+            "loader that was saved"
+        )
 
 
 def count_samples(loader: DataLoader[Any], whole: int) -> int | None:
@@ -140,14 +158,12 @@ def _describe(dataset: Dataset[Any]) -> str:
     return f"{type(dataset).__name__}{length}"
 
 
-def check_same_order(communicator: Communicator, first: int) -> None:
-    """Raise if a sampler of the script's own yields other indices on other ranks; collective.
-
-    Args:
-        communicator: The communicator of all ranks.
-        first: A checksum of the sampler's first batch.
-    """
-    everyone = communicator.allgather(torch.tensor([first])).view(-1).tolist()
+def check_same_order(communicator: Communicator, plan: Plan) -> None:
+    """Raise if a sampler of the script's own yields other indices on other ranks; collective once in a pass."""
+    if plan.first is None:
+        return
+    everyone = communicator.allgather(torch.tensor([plan.first])).view(-1).tolist()
+    plan.first = None
     others = [rank for rank, number in enumerate(everyone) if number != everyone[0]]
     if others:
         raise MismatchError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from hocket.comm.generation import Change
 from hocket.errors import UsageError
 from hocket.job.loader.dealt_batches import DealtBatches
 from hocket.job.loader.passes import Counts, Plan
+from hocket.job.training_loop import Loop
 from hocket.job.worker import Worker
 from hocket.strategies.base import BatchAtWork
 from hocket.strategies.local_sgd import TimedLocalSGD
@@ -233,14 +234,16 @@ class TimedRounds(DealtBatches):
         self._worker.training.loops.pace.follow(min(pace, self._most))
         return self._everyone + self._batches, samples
 
-    def end_step(self, waiting: Collection[int]) -> None:
+    def end_step(self, loop: Loop) -> None:
         """A batch is done: end the round, if its time is over; collective then."""
         if not self._over and self._batches and self._communicator.now() - self._begun >= self._strategies[0].seconds:
             # A script that asks ahead of time trains on, also if no batches are left.
             self._end_round(is_out=False, is_done=self._worker.training.loops.is_between)
 
-    def await_more(self, waiting: Collection[int]) -> bool:
+    def await_more(self, loop: Loop) -> bool:
         """Whether there is another batch for this worker; it takes part in rounds until then, or until all are done."""
+        if loop.waits:
+            return False
         while not self._over:
             self._wait(is_out=False)
             if not self._over and self.deal is not None:
@@ -252,9 +255,9 @@ class TimedRounds(DealtBatches):
         self._worker.training.loops.pace.complete(self._pace)
         return False  # the rounds have told how many samples there were
 
-    def leave(self, plan: Plan, waiting: Collection[int], *, has_trained: bool) -> Callable[[], None] | None:
+    def leave(self, plan: Plan, loop: Loop, *, has_trained: bool) -> Callable[[], None] | None:
         if has_trained:
-            return functools.partial(self._take_part, unused=len(waiting))
+            return functools.partial(self._take_part, unused=len(loop.untrained))
         self.restore(self._origin)  # the loop was a glance at the data: its batches count as not taken
         return None
 
