@@ -362,7 +362,7 @@ def die_ahead(strategy: str, between: bool, folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("between", [False, True])
-@pytest.mark.parametrize("strategy", ["asynchronous", "gossip"])
+@pytest.mark.parametrize("strategy", ["asynchronous", "gossip(asynchronous=True)"])
 def test_what_a_worker_has_not_trained_on_when_it_dies_is_dealt_again(
     pool: Pool, tmp_path: Path, strategy: str, between: bool
 ) -> None:

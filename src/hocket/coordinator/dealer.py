@@ -124,28 +124,32 @@ class Dealer:
                 self._now = _Epoch(epoch)
             if epoch == self._now.number:
                 self._enter(rank, total, ranks, helps=wait is not None)
-            waiting: Wait | None = None
-            while True:
-                now = self._now
-                if epoch < now.number:
-                    return "over"
-                if rank in now.promised:
-                    return now.promised.pop(rank)
-                if (number := self._pick(rank)) is not None:
-                    now.held[number] = rank
-                    now.got[rank] += 1
-                    return number
-                if not (others := self._others(rank)):
-                    return "over"
-                if wait is None:
-                    return "held"
-                waiting = waiting or Wait(self._condition, self._timeout, self._clock, wait, "end a batch")
+            try:
+                return self._await(rank, epoch, wait)
+            finally:
+                self._now.waiting.discard(rank)
+
+    def _await(self, rank: int, epoch: int, wait: Note | None) -> int | str:
+        waiting: Wait | None = None
+        while True:
+            now = self._now
+            if epoch < now.number:
+                return "over"
+            if rank in now.promised:
+                return now.promised.pop(rank)
+            if (number := self._pick(rank)) is not None:
+                now.held[number] = rank
+                now.got[rank] += 1
+                return number
+            if not (others := self._others(rank)):
+                return "over"
+            if wait is None:
+                return "held"
+            if waiting is None:
+                waiting = Wait(self._condition, self._timeout, self._clock, wait, "end a batch")
                 now.waiting.add(rank)
-                self._condition.notify_all()
-                try:
-                    waiting.sleep(others)
-                finally:
-                    now.waiting.discard(rank)
+                self._condition.notify_all()  # once: those who wait for each other would wake each other without end
+            waiting.sleep(others)
 
     def _enter(self, rank: int, total: int | None, ranks: int, *, helps: bool) -> None:
         now = self._now
