@@ -295,6 +295,8 @@ class Loops:
         """Work goes on with a batch, which may be at work already."""
         if batch is loop.at_work:
             return
+        if loop.is_busy and not loop.trains and loop.asks_early is None:
+            loop.asks_early = False  # the script has left out the batch at work after its forward pass
         self._finish(loop)
         if batch in loop.passed_over:
             loop.passed_over.remove(batch)
