@@ -195,7 +195,6 @@ def test_a_script_that_comes_to_its_end_in_spite_of_notice_has_finished(tmp_path
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("-n", "2", "--on-loss", "continue", "--strategy", "full_batch"), "'full_batch' cannot go on without"),
         (("-n", "2", "--on-loss", "continue", "--transport", "gloo"), "--on-loss continue needs hocket run"),
         (("-n", "2", "--on-loss", "perhaps"), "the choices are auto, end, continue, replace"),
         (("-n", "2", "--min-workers", "3"), "--min-workers 3, and the job has 2: name fewer"),
