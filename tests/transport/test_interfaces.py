@@ -4,6 +4,8 @@ import contextlib
 import socket
 import threading
 
+import pytest
+
 from hocket.transport import interfaces
 from hocket.transport.interfaces import Listener, Target
 
@@ -72,3 +74,11 @@ def test_strangers_and_silence_do_no_harm() -> None:
     finally:
         silent.close()
         listener.close()
+
+
+def test_who_is_silent_at_the_end_is_let_go_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener(SECRET, 1)
+    with socket.create_connection(("127.0.0.1", listener.port)) as silent:
+        assert silent.recv(1)  # of a challenge: an answer to this connection is under way
+        listener.close()
+    assert not caplog.records

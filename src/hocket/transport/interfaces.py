@@ -83,10 +83,17 @@ class Listener:
             self._loop.close()
 
     async def _serve(self, server: socket.socket) -> None:
-        started = await asyncio.start_server(self._answer, sock=server, limit=128)
+        tasks: set[asyncio.Task[None]] = set()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Not a coroutine: where that of a connection is cancelled, Python 3.11 prints a traceback."""
+            task = self._loop.create_task(self._answer(reader, writer))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        started = await asyncio.start_server(accept, sock=server, limit=128)
         await self._stop.wait()
         started.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
