@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -108,8 +109,16 @@ def test_a_crash_at_any_system_call_leaves_a_good_checkpoint(tmp_path: Path) -> 
     assert values == sorted(values), "once the new one is there, it stays"
 
 
-def test_what_a_worker_removed_when_it_was_killed_is_gone_when_the_job_is_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("descriptors", [0, 1100])  # select() refuses those from 1024 on
+def test_what_a_worker_removed_when_it_was_killed_is_gone_when_the_job_is_over(
+    tmp_path: Path, descriptors: int
+) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < descriptors + 500:
+        pytest.skip(f"the shell allows fewer than {descriptors + 500} open files")
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(descriptors)]
     guardian = Guardian()
+    for file in files:
+        os.close(file)
     hidden = tmp_path / ".000001-step-0.removed"
 
     def be_killed() -> None:

@@ -145,8 +145,11 @@ def _guard(reader: int, heard: int, folder: str) -> None:
 def _wait(reader: int, heard: int, unfinished: Unfinished) -> tuple[str, str, bool]:
     """The mark of the job, the folder of its MPS, and whether the launcher has dismissed this process, or is gone."""
     mark, mps_folder, decoder = "", "", messages.Decoder()
+    poll = select.poll()  # select() refuses descriptors from 1024 on, which a caller with many files may have
+    poll.register(reader, select.POLLIN)
+    poll.register(heard, select.POLLIN)
     while True:
-        ready, _, _ = select.select([reader, heard], [], [])
+        ready = {descriptor for descriptor, _ in poll.poll()}
         if heard in ready:
             _hear(heard, unfinished)
         if reader in ready:
