@@ -47,20 +47,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "all_combinations: runs with --all only; others cover its parameters")
+    config.addinivalue_line("markers", "all_combinations: runs with --all only; others prove nearly the same")
+    config.addinivalue_line("markers", "few(count): without --all, only so many of the test's combinations are run")
     config.addinivalue_line("markers", "keeps_ports: the pool's processes keep ports that end with them, as NCCL does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--all"):
-        left_out = [item for item in items if item.get_closest_marker("all_combinations")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("all_combinations")]
     if codecs.lookup(locale.getencoding()).name == "ascii":
         reason = "torch.compile reads files of its own in the encoding of the locale, which is ASCII here"
         for item in items:
             if "compile" in item.name:
                 item.add_marker(pytest.mark.skip(reason=reason))
+    if config.getoption("--all"):
+        return
+    kept = [item for item in items if not item.get_closest_marker("all_combinations")]
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in kept:
+        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {item for cases in functions.values() for item in _few(cases)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+def _few(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Those of a test's combinations that are run: as many as it says, spread evenly from the first to the last."""
+    marker = cases[0].get_closest_marker("few")
+    count = len(cases) if marker is None else min(marker.args[0], len(cases))
+    return [cases[number * (len(cases) - 1) // max(count - 1, 1)] for number in range(count)]
 
 
 @pytest.fixture(scope="session", autouse=True)

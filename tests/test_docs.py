@@ -115,6 +115,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "args", "result"),
     [
@@ -218,6 +219,7 @@ def test_sparse_embeddings_on_servers_learn_as_well() -> None:
     assert float(many[1]) < 1.3 and float(plain[1]) < 1.3  # nothing learned is 1.386
 
 
+@pytest.mark.all_combinations
 def test_the_benchmarks_run() -> None:
     table = run("-m", "hocket.launch.cli", "bench", "step", "--rounds", "1", "--models", "cnn", "--optimizers", "sgd")
     assert "mirrored" in table and "independent" in table

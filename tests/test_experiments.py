@@ -13,6 +13,7 @@ NAMES = ["downpour", "gossip", "hogwild", "outer", "post_local", "softsync", "st
 ONCE = ["slow_link"]  # took too long for several seeds
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES + ONCE)
 def test_it_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, f"experiments/{name}.py", "--quick", "--out", str(tmp_path)]

@@ -32,6 +32,7 @@ def gather(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     return result
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gather_and_broadcast(pool: Pool, shape: tuple[int, ...], dtype: str) -> None:
@@ -45,6 +46,7 @@ def collect(lengths: list[int]) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("hosts", "transport"), [(None, "auto"), *itertools.product([(2, 1), (1, 1, 1)], ["auto", "gloo"])]
 )
@@ -70,6 +72,7 @@ def reference(workers: int, shape: tuple[int, ...], dtype: str, operation: str) 
     return by[operation](0)
 
 
+@pytest.mark.few(5)
 @product("workers", workers=[1, 2, 5], shape=SHAPES, operation=["mean", "sum", "max", "min", "product"])
 def test_reduce(pool: Pool, workers: int, shape: tuple[int, ...], operation: str) -> None:
     results = pool.run(workers, reduce_all, shape, "float64", operation)
@@ -106,6 +109,7 @@ def test_what_is_no_number_on_one_rank_is_none_in_the_result(
             assert result.isnan().nonzero().tolist() == [[count // 2]]
 
 
+@pytest.mark.few(11)
 @product("hosts", hosts=[(1, 1), (2, 1), (1, 1, 1), (2, 2)], dtype=TYPES, shape=SHAPES)
 def test_over_tcp(pool: Pool, hosts: tuple[int, ...], dtype: str, shape: tuple[int, ...]) -> None:
     size = sum(hosts)
@@ -114,6 +118,7 @@ def test_over_tcp(pool: Pool, hosts: tuple[int, ...], dtype: str, shape: tuple[i
         assert torch.equal(result, expected)
 
 
+@pytest.mark.few(5)
 @product("hosts", hosts=[(1, 1), (2, 1), (2, 2)], shape=SHAPES, operation=["mean", "sum", "max", "min", "product"])
 def test_reduce_over_tcp(pool: Pool, hosts: tuple[int, ...], shape: tuple[int, ...], operation: str) -> None:
     size = sum(hosts)

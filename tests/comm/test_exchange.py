@@ -44,6 +44,7 @@ def overlap(counts: list[int], rounds: int, background: bool, turns: int) -> Non
         exchange.close()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("background", "turns"), [(True, 1), (True, 2), (False, 1)])
 @pytest.mark.parametrize(("workers", "hosts"), PLACES)
 def test_several_at_once(pool: Pool, workers: int, hosts: list[int] | None, background: bool, turns: int) -> None:

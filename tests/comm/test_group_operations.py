@@ -202,6 +202,7 @@ def carried_out(operation: str, choices: list[Noting], count: int) -> list[list[
     return [choice.noted for choice in choices]
 
 
+@pytest.mark.few(10)
 @product("operation", operation=SUMS, name=["ring", "tree", "halving_doubling", "star", "direct", "hierarchical"])
 def test_the_algorithm_that_was_asked_for(operation: str, name: str) -> None:
     model = in_sites(([0, 2], [1, 3])) if name in ("ring", "hierarchical") else None

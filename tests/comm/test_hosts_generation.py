@@ -278,6 +278,7 @@ def test_hosts_with_several_workers(pool: Pool, hosts: tuple[int, ...]) -> None:
     assert all(log == logs[0] for log in logs)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("hosts", "deaths"),
     [((2, 1), {1: 9}), ((2, 1), {2: 30}), ((2, 2), {0: 5}), ((2, 2), {3: 20}), ((2, 2), {2: 12, 3: 12})],
@@ -304,6 +305,7 @@ def test_a_loss_is_at_the_same_place_for_all(size: int, deaths: dict[int, int], 
     check_losses(size, deaths, operations, "auto")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", ["tree", "hierarchical", *(rarely(name) for name in ("halving_doubling", "star", "ring", "direct"))]
 )

@@ -41,6 +41,7 @@ class Place:
         return simulated(self.size, call, SPEED, self._trunk, self._busy, simulation)[1]  # type: ignore[arg-type]
 
 
+@pytest.mark.few(3)
 @product(place=[*((size, False) for size in range(2, 7)), (4, True), (5, True), (6, True)], busy=[1e-5, 8e-5])
 def test_predictions_hold_and_the_pick_is_nearly_the_best(place: tuple[int, bool], busy: float) -> None:
     members = Place(*place, busy)
@@ -61,6 +62,7 @@ def test_sites_that_alternate_do_not_make_bytes_slower() -> None:
     assert model.large == pytest.approx(1, rel=0.05)
 
 
+@pytest.mark.few(2)
 @product(place=[(2, False), (6, False), (4, True), (6, True)], busy=[1e-5, 8e-5])
 def test_measuring_takes_some_tenths_of_a_second(place: tuple[int, bool], busy: float) -> None:
     simulation = Simulation()

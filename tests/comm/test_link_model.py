@@ -35,6 +35,7 @@ def in_sites(sites: tuple[list[int], ...]) -> LinkModel:
     return LinkModel(1e-4, tuple(rates))
 
 
+@pytest.mark.few(14)
 @product("name", name=["ring", "tree", "halving_doubling", "star", "direct"], size=range(2, 10), nbytes=[4096, 4 << 20])
 def test_a_prediction_is_what_simulated_links_take(name: str, size: int, nbytes: int) -> None:
     latency, rate = 1e-3, 1e8
@@ -83,6 +84,7 @@ def test_small_sums_go_to_all_at_once_and_large_ones_round_a_ring() -> None:
         assert choice.pick(nbytes).seconds == min(choice.predict(name, nbytes).seconds for name in choices(alike(4)))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", SETTINGS["algorithm"].choices)
 @pytest.mark.parametrize("knows", [False, True])
 def test_an_algorithm_by_name(name: str, knows: bool) -> None:

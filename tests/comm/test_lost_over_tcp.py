@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import load
+import pytest
 import torch
 from pool import Pool, RemoteError
 from products import product
@@ -45,6 +46,7 @@ def left_over() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("hocket")] + connected
 
 
+@pytest.mark.few(3)
 @product(
     "count",
     count=[10, 1_000_000],

@@ -24,6 +24,7 @@ from hocket.transport.member_links import Links
 BIG = 3_000_000
 
 
+@pytest.mark.few(7)
 @product("size", size=[2, 3, 5], dtype=TYPES, operation=OPERATIONS, count=[0, 1, 4000, 70_001, 400_000])
 def test_allreduce(size: int, dtype: torch.dtype, operation: str, count: int) -> None:
     mine = values(size, count, dtype)
@@ -135,6 +136,7 @@ OFTEN = [("auto", *each) for each in LOSSES] + [(name, *LOSSES[i % 3 * 2 + 1]) f
 RARELY = [(name, *each) for name in NAMED for each in LOSSES if (name, *each) not in OFTEN]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "lost", "count"), [*OFTEN, *(rarely(*each) for each in RARELY)])
 def test_all_notice_that_one_is_lost(name: str, lost: int, count: int) -> None:
     """One of four leaves in the middle of a sum: the others are told at once, and their tensors are let alone."""

@@ -173,6 +173,7 @@ def test_how_a_rank_ended_is_told_before_it_is_gone(no_beat: None) -> None:
         assert job.coordinator.service.ledger.gone == {1: "", 2: "failed"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_busy_coordinator_hears_the_last_word_later(monkeypatch: pytest.MonkeyPatch, is_full: bool) -> None:
     """Rank 0 hosts it and lets no thread run for long; another rank, with many questions or one, ends meanwhile."""

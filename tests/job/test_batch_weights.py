@@ -39,6 +39,7 @@ def train_together(strategy: str) -> tuple[list[torch.Tensor], int, int]:
     return found, current().training.counts.batches, current().training.counts.samples
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("strategy", ["mirrored", "central", "bsp"])
 def test_parts_of_a_batch_are_the_batch(pool: Pool, strategy: str, size: int) -> None:

@@ -322,6 +322,7 @@ def everything() -> list[float]:
     return sorted(found)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("strategy", "servers"), UNEVEN)
 def test_what_a_worker_has_not_trained_on_when_it_leaves_is_for_others(strategy: str, servers: int, depth: int) -> None:
@@ -361,6 +362,7 @@ def die_ahead(strategy: str, between: bool, folder: Path) -> list[float]:
     return learned
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("between", [False, True])
 @pytest.mark.parametrize("strategy", ["asynchronous", "gossip(asynchronous=True)"])
 def test_what_a_worker_has_not_trained_on_when_it_dies_is_dealt_again(

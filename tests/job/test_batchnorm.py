@@ -111,6 +111,7 @@ def test_many_workers_are_one(pool: Pool, workers: int) -> None:
     check(pool, Case(), workers)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("samples", [26, 27, 29, 31, 34])
 def test_last_batches_that_are_smaller(pool: Pool, samples: int) -> None:
     """With 4 workers and batches of 3, 24 samples are even; 26 and 27 leave ranks without a sample of their own."""
@@ -123,16 +124,19 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_option(pool: Pool, options: dict[str, Any]) -> None:
     check(pool, Case(options=options), 3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape(pool: Pool, shape: str) -> None:
     check(pool, Case(shape=shape, samples=14), 4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", ["first", "compile", "accumulate", "checkpoint"])
 def test_every_use(pool: Pool, what: str) -> None:
     check(pool, Case(**{what: True}), 2)

@@ -135,6 +135,7 @@ def add(*parts: list[list[list[int]]]) -> list[list[int]]:
     return [sorted(s for part in parts for batch in part[epoch] for s in batch) for epoch in range(len(parts[0]))]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("kind", "processes", "strategy", "size", "stop"),
     [
@@ -173,6 +174,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(
         ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2), (2, 4)])
 @pytest.mark.parametrize(("kind", "processes"), [("shuffled", 0), ("generator", 1), ("stream", 0)])
 def test_another_number_of_workers_goes_on_without_losing_or_repeating_a_sample(

@@ -51,6 +51,7 @@ def check_same(whole: list[Any], first: list[Any], rest: list[Any], begun: int) 
         assert batches[0][:begun] + batches[1] == [b for e in result[0] for b in e]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "strategy", "hosts"),
     [
@@ -104,6 +105,7 @@ def test_workers_that_share_no_memory(pool: Pool, tmp_path: Path) -> None:
     check_same(whole, first, rest, 3)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("before", "after"),
     [((2, 1), (1, 1)), ((1, 1), (2, 2)), ((1, 1), None), (None, (2, 1)), ((2, 1), (1, 2)), ((1, 1, 1), (3,))],

@@ -86,6 +86,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
         return job.finish()[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rank", "where"), [(1, "part"), (0, "remote")])
 def test_a_job_that_is_killed_in_the_middle_of_a_save(tmp_path: Path, whole: str, rank: int, where: str) -> None:
     start, saved = here(tmp_path), tmp_path / "host0/saved"
@@ -99,6 +100,7 @@ def test_a_job_that_is_killed_in_the_middle_of_a_save(tmp_path: Path, whole: str
     assert not list((tmp_path / "host1").iterdir())
 
 
+@pytest.mark.all_combinations
 def test_a_save_is_completed_without_the_other_hosts(tmp_path: Path, whole: str) -> None:
     start, saved = here(tmp_path), tmp_path / "host0/saved"
     with Job(start, "127.0.0.1", "saved", "0", "remote") as job:
@@ -111,6 +113,7 @@ def test_a_save_is_completed_without_the_other_hosts(tmp_path: Path, whole: str)
         assert job.finish() == ("10", whole)
 
 
+@pytest.mark.all_combinations
 def test_hosts_with_file_systems_of_their_own(rig: Rigs, tmp_path: Path, whole: str) -> None:
     made, folder, other = rig(2), tmp_path / "disk", tmp_path / "other"
     folder.mkdir()

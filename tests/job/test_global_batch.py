@@ -91,6 +91,7 @@ def test_the_law_holds_whatever_the_loader_says(pool: Pool, strategy: str, size:
     assert [len(numbers) for numbers in steps] == whole * 2
 
 
+@pytest.mark.few(1)
 @product(phase=["before", "between"], who=[(3, 0), (3, 2), (2, 1)])
 def test_a_named_batch_stays_when_a_worker_is_lost(
     pool: Pool, tmp_path: Path, who: tuple[int, int], phase: str
@@ -176,6 +177,7 @@ def follow(folder: str, dead: int, step: int) -> tuple[Any, ...]:
     return nn.utils.parameters_to_vector(model.parameters()).tolist(), hocket.size()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [3, 12])
 def test_rates_follow_the_workers_where_their_parts_stay(pool: Pool, tmp_path: Path, step: int) -> None:
     settings: dict[str, Any] = {"on_loss": "replace", "timeout": 50.0, "check_replicas": 1, "batch": "per-worker"}

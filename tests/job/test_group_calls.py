@@ -311,6 +311,7 @@ SOME = [("allreduce", 1, "one host"), ("send", 2, "TCP"), ("alltoall", 0, "Gloo"
 KILLS = [*SOME, *(each for each in itertools.product(CALLS, range(3), ["one host", "TCP", "Gloo"]) if each not in SOME)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "dead", "place"),
     [pytest.param(*kill, marks=[] if kill in SOME else pytest.mark.all_combinations) for kill in KILLS],

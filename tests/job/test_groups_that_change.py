@@ -44,6 +44,7 @@ SOME = [("one host", 1, 0.004, 10), ("TCP", 3, 0.01, 200_000)]
 DEATHS = list(itertools.product(PLACES, [1, 3], [0.0, 0.004, 0.01], [10, 200_000]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("place", "dead", "delay", "count"),
     [pytest.param(*each, marks=[] if each in SOME else pytest.mark.all_combinations) for each in DEATHS],

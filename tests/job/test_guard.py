@@ -40,6 +40,7 @@ def wrap(kind: str, after: bool) -> str:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "fully_shard"])
 def test_wrappers_are_refused_before_and_after(pool: Pool, kind: str, after: bool) -> None:

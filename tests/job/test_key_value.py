@@ -28,6 +28,7 @@ def dense() -> tuple[list[float], list[float]]:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (2, 3)])
 def test_every_push_is_one_step(pool: Pool, workers: int, servers: int, transport: str) -> None:
@@ -61,6 +62,7 @@ def by_rows() -> tuple[list[float], float, int]:
     return found, whole, hocket.size()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 2)])
 def test_only_rows_are_updated(pool: Pool, workers: int, servers: int, transport: str) -> None:

@@ -113,6 +113,7 @@ def merge(epochs: list[Epoch], *, own: bool = False) -> list[list[int]]:
     return steps
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("kind", ["shuffled", "stream", "in order"])
 def test_the_same_samples_as_one_process(pool: Pool, kind: str, processes: int) -> None:
@@ -149,6 +150,7 @@ def test_every_sample_counts_once(pool: Pool, kind: str, workers: int, count: in
         assert set(samples) <= set(range(count)) and len(set(samples)) == len(samples)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["random", "weighted"])
 def test_samplers_without_a_generator_agree_and_change_every_epoch(pool: Pool, kind: str) -> None:
     many = pool.run(3, iterate, kind, 40, 2, {}, 2)
@@ -158,6 +160,7 @@ def test_samplers_without_a_generator_agree_and_change_every_epoch(pool: Pool, k
         assert sorted(first) == sorted(second) == list(range(40))
 
 
+@pytest.mark.all_combinations
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     workers=st.integers(1, 4),
@@ -240,6 +243,7 @@ def noise(processes: int) -> list[list[float]]:
     return [[v for row in drawn for v in row], torch.rand(3).tolist(), model.weight.flatten().tolist()]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("processes", [0, 2])
 def test_random_numbers_differ_between_ranks_and_follow_from_the_seed(pool: Pool, processes: int) -> None:
     first, again = pool.run(2, noise, processes), pool.run(2, noise, processes)

@@ -152,6 +152,7 @@ ON_PURPOSE = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("leave", ON_PURPOSE)
 def test_left_on_purpose(leave: Callable[[], None]) -> None:
     found.clear()
@@ -230,6 +231,7 @@ IN_DOUBT = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("leave", IN_DOUBT)
 def test_an_error_is_never_taken_for_a_purpose(leave: Callable[[], None]) -> None:
     found.clear()

@@ -134,6 +134,7 @@ def check_law(steps: list[list[int]], found: list[float]) -> None:
     assert torch.allclose(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(2)
 @product(
     strategy=["mirrored", "central", "central(fused=True)"],
     phase=["forward", "between"],
@@ -152,6 +153,7 @@ def test_a_lost_worker_is_replaced(
     assert found[dead][6]
 
 
+@pytest.mark.few(2)
 @product(
     strategy=[
         "local_sgd(period=4)",
@@ -203,6 +205,7 @@ def come_at_the_end(folder: str, strategy: str) -> tuple[Any, ...]:
     return repr(state), hocket.size(), place.epoch if is_new else seen
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -245,6 +248,7 @@ def come_between_two_gradients(folder: str, strategy: str) -> tuple[Any, ...]:
     return parameters, hocket.size(), is_new
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["mirrored", "central"])
 def test_nobody_comes_while_gradients_are_accumulated(pool: Pool, tmp_path: Path, strategy: str) -> None:
     settings: dict[str, Any] = {"on_loss": "replace", "check_replicas": 1, "timeout": 50.0}
@@ -278,6 +282,7 @@ def leave_when_one_comes(strategy: str, leaver: int) -> tuple[Any, ...]:
     return parameters, extra, hocket.size(), is_new
 
 
+@pytest.mark.few(1)
 @product(strategy=["mirrored", "central", "local_sgd(period=4)"], leaver=[0, 1])
 def test_a_newcomer_has_all_though_another_leaves_at_the_same_time(pool: Pool, strategy: str, leaver: int) -> None:
     settings: dict[str, Any] = {"on_loss": "replace", "check_replicas": 1, "timeout": 50.0}
@@ -287,6 +292,7 @@ def test_a_newcomer_has_all_though_another_leaves_at_the_same_time(pool: Pool, s
     assert stayed[1:] == ({"of the script": 7}, 2, False) and found[2] == (*stayed[:3], True), found
 
 
+@pytest.mark.few(1)
 @product(phase=["forward", "between"], who=[(2, 1), (3, 0), (4, 2)])
 def test_a_worker_leaves_on_notice(pool: Pool, tmp_path: Path, who: tuple[int, int], phase: str) -> None:
     size, told = who

@@ -130,11 +130,13 @@ def run(pool: Pool, folder: Path, strategy: str, size: int, dead: int, phases: l
     check(folder, found, size, dead, len(phases), told=int(phases[0] == "backward") if served else 3)
 
 
+@pytest.mark.few(1)
 @product(strategy=SERVED, phase=["forward", "backward", "between"], who=[(2, 1), (3, 0), (2, 0)])
 def test_a_lost_worker_is_replaced(pool: Pool, tmp_path: Path, strategy: str, phase: str, who: tuple[int, int]) -> None:
     run(pool, tmp_path, strategy, *who, [phase])
 
 
+@pytest.mark.few(2)
 @product(strategy=OTHERS, phase=["forward", "backward", "between"], who=[(3, 1), (2, 0), (3, 2)])
 def test_a_lost_worker_without_servers_is_replaced(
     pool: Pool, tmp_path: Path, strategy: str, phase: str, who: tuple[int, int]

@@ -114,6 +114,7 @@ def copy_it(strategy: str, folder: str) -> None:
         hocket.barrier()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", ALONE + SERVED)
 def test_copies_and_files_are_plain(pool: Pool, strategy: str, tmp_path: Path) -> None:
     pool.run(2, copy_it, strategy, str(tmp_path), **needs(strategy))

@@ -160,6 +160,7 @@ def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], si
     return steps
 
 
+@pytest.mark.few(2)
 @product(phase=PHASES, who=[(2, 1, 0), (3, 0, 0), (3, 1, 2), (4, 2, 0)])
 def test_the_others_go_on(pool: Pool, tmp_path: Path, who: tuple[int, int, int], phase: str) -> None:
     size, dead, processes = who
@@ -173,6 +174,7 @@ def test_the_others_go_on(pool: Pool, tmp_path: Path, who: tuple[int, int, int],
         assert [len(numbers) for numbers in steps.values()] == ([each] * (SAMPLES // each) + rest) * EPOCHS
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -190,6 +192,7 @@ def test_several_are_lost(pool: Pool, tmp_path: Path, deaths: dict[int, tuple[in
     check(tmp_path, found, deaths, 4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_part_that_would_be_too_large_ends_the_job(pool: Pool, tmp_path: Path, most: int) -> None:
     deaths = {1: (3, "forward")}
@@ -270,6 +273,7 @@ def accumulate(dead: int, at: int) -> tuple[list[float], list[list[int]]]:
     return nn.utils.parameters_to_vector(model.parameters()).tolist(), steps
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at", [4, 5])
 def test_gradients_that_were_held_back_are_lost_with_their_worker(pool: Pool, at: int) -> None:
     found = pool.outcomes_with_death(3, accumulate, 1, 1, at, on_loss="continue", check_replicas=1)
@@ -333,6 +337,7 @@ def train_oddly(kind: str, dead: int, at: int) -> tuple[list[float], list[int], 
     return nn.utils.parameters_to_vector(model.parameters()).tolist(), seen, [mine, hocket.size()]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["max_steps", "next", "ahead", "metrics", "own batches"])
 def test_scripts_of_other_people(pool: Pool, kind: str) -> None:
     dead, at = 1, 8 if kind == "max_steps" else 3
@@ -393,6 +398,7 @@ def test_uneven_parts_without_a_loader(pool: Pool) -> None:
         assert torch.allclose(torch.tensor(parameters, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(5)
 @product(
     "strategy",
     strategy=[
@@ -438,6 +444,7 @@ def wait_for_one_who_is_behind(folder: str, strategy: str, in_group: bool) -> tu
     return hocket.size(), nn.utils.parameters_to_vector(model.parameters()).tolist()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "in_group"),
     [("mirrored", False), ("local_sgd(period=4)", False), ("delayed", False), ("mirrored", True)],
@@ -460,6 +467,7 @@ def test_a_worker_is_lost_when_another_one_is_behind(pool: Pool, tmp_path: Path)
     assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slow", [0, 2])
 def test_a_loss_is_noticed_in_a_pull_and_between_two_batches(pool: Pool, tmp_path: Path, slow: int) -> None:
     """With another number of workers ``easgd`` moves by another part; each worker brings what it has moved by."""
@@ -469,6 +477,7 @@ def test_a_loss_is_noticed_in_a_pull_and_between_two_batches(pool: Pool, tmp_pat
     check_counted(tmp_path, found, deaths, 3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("deaths", "slow"), [({1: (8, "between")}, None), ({1: (9, "before")}, 0), ({1: (9, "before")}, 2)]
 )

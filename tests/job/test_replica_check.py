@@ -61,6 +61,7 @@ def test_a_step_that_one_rank_leaves_out_is_found_by_the_next_exchange(pool: Poo
         assert "after 1 optimizer steps" in outcome.message
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "servers", "message"),
     [

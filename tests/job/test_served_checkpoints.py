@@ -58,6 +58,7 @@ def run(pool: Pool, workers: int, servers: int, folder: Path, *args: Any) -> lis
     return pool.run(workers, train, *args, servers=servers, **settings)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("optimizer", "options"), [("Adam", {"lr": 0.01}), ("Adagrad", {"lr": 0.05}), ("Adafactor", {"lr": 0.01})]
 )
@@ -128,6 +129,7 @@ def go_through(strategy: str, stop: int | None) -> list[list[int]]:
     return seen
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("first", "then"),
     [

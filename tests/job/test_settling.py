@@ -57,6 +57,7 @@ def left_by_an_exception(then: str) -> bool:
 CALLS = {"mean": "the next call that all ranks make", "loop": "the next loop over a loader"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", OWED)
 @pytest.mark.parametrize("then", CALLS)
 def test_a_loop_that_is_settled_late(capsys: pytest.CaptureFixture[str], strategy: str, then: str) -> None:
@@ -64,6 +65,7 @@ def test_a_loop_that_is_settled_late(capsys: pytest.CaptureFixture[str], strateg
     assert capsys.readouterr().err == LATE.format(OWED[strategy], CALLS[then])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", [*OWED, "mirrored"])
 def test_a_script_that_asks_for_it_is_told_nothing(capsys: pytest.CaptureFixture[str], strategy: str) -> None:
     assert SimulatedJob(2, strategy).run(lambda: left_by_an_exception("settle")) == [True, True]
@@ -81,6 +83,7 @@ def lives_on(settles: bool) -> Any:
     return batches
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", OWED)
 @pytest.mark.parametrize("settles", [False, True])
 def test_a_script_that_ends_unsettled(capsys: pytest.CaptureFixture[str], strategy: str, settles: bool) -> None:
@@ -88,6 +91,7 @@ def test_a_script_that_ends_unsettled(capsys: pytest.CaptureFixture[str], strate
     assert capsys.readouterr().err == ("" if settles else NEVER.format(OWED[strategy]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", OWED)
 def test_one_worker_owes_nothing(capsys: pytest.CaptureFixture[str], strategy: str) -> None:
     SimulatedJob(1, strategy).run(lambda: lives_on(False))

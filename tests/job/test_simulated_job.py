@@ -59,11 +59,13 @@ def check(found: list[dict[str, object]], epochs: int = 2) -> None:
             assert torch.equal(mine, first)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", SOME)
 def test_every_sample_counts_once_and_all_see_one_model(strategy: str) -> None:
     check(run(4, strategy))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("strategy", "servers"), UNEVEN)
 def test_the_same_where_workers_advance_unevenly(strategy: str, servers: int) -> None:
     found = run(4, strategy, servers)
@@ -73,6 +75,7 @@ def test_the_same_where_workers_advance_unevenly(strategy: str, servers: int) ->
         assert min(counts[0], counts[2]) > max(counts[1], counts[3])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("learns", [True, False])
 @pytest.mark.parametrize(
     ("strategy", "servers"), [("asynchronous", 1), ("easgd(period=1)", 1), ("hogwild", 0), ("gossip", 0)]
@@ -106,6 +109,7 @@ def test_a_batch_is_for_others_unless_one_of_two_models_has_learned_from_it(
     assert sorted(found[0] + found[1]) == list(range(NUMBERS)) and len(found[1]) == (3 if learns else 2)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("strategy", "servers"), [*((each, 0) for each in SOME), *UNEVEN])
 def test_a_loop_that_is_left_shows_the_model_of_the_strategy(strategy: str, servers: int) -> None:
     found = run(3, strategy, servers, most=3, epochs=1)
@@ -114,6 +118,7 @@ def test_a_loop_that_is_left_shows_the_model_of_the_strategy(strategy: str, serv
             assert torch.equal(mine, first)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("strategy", "servers"), [("mirrored", 0), ("gossip(asynchronous=True)", 0), ("hogwild", 0),
                                                    ("asynchronous", 2), ("local_sgd(time=0.5)", 0)])  # fmt: skip
 def test_a_run_is_the_same_every_time(strategy: str, servers: int) -> None:

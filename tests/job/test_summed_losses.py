@@ -106,6 +106,7 @@ def test_rank_0_tells_once_of_it_with_the_remedy(capsys: pytest.CaptureFixture[s
     assert "1/2 of the sum" in said and "add reduction='sum' to hocket.distribute()" in said
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -42,6 +42,7 @@ def workers(
         reserved.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("hosts", "strategy"), [([0, 0, 0], "mirrored"), ([0, 1, 1], "local_sgd(period=2)")])
 def test_one_is_killed(tmp_path: Path, hosts: list[int], strategy: str) -> None:
     with workers(tmp_path, hosts, SCRIPT, str(tmp_path), strategy, HOCKET_ON_LOSS="continue") as processes:
@@ -61,6 +62,7 @@ def test_one_is_killed(tmp_path: Path, hosts: list[int], strategy: str) -> None:
     check_samples(tmp_path, [tmp_path / "1.counted"])
 
 
+@pytest.mark.all_combinations
 def test_the_first_is_killed(tmp_path: Path) -> None:
     """The coordinator is a thread of it, so the job ends."""
     with workers(tmp_path, [0, 1, 1], SCRIPT, str(tmp_path), "mirrored", HOCKET_ON_LOSS="continue") as processes:
@@ -74,6 +76,7 @@ def test_the_first_is_killed(tmp_path: Path) -> None:
             assert "the coordinator" in err.splitlines()[-1], err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("env", "why"),
     [

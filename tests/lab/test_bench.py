@@ -16,6 +16,7 @@ def bench(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.all_combinations
 def test_the_bench_of_servers_measures_what_it_is_asked_to() -> None:
     done = bench("server", "--parts", "straggler", "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr
@@ -24,6 +25,7 @@ def test_the_bench_of_servers_measures_what_it_is_asked_to() -> None:
     assert rows[0]["asynchronous_samples/s"] > 0
 
 
+@pytest.mark.all_combinations
 def test_the_bench_of_hogwild_has_speed_and_loss_of_each_way() -> None:
     done = bench("hogwild", "--rounds", "1", "--samples", "2000", "--json")
     assert done.returncode == 0, done.stderr
@@ -41,6 +43,7 @@ def test_unknown_parts_are_told(name: str, choices: str) -> None:
     assert done.returncode == 2 and f"the choices are {choices}" in done.stderr
 
 
+@pytest.mark.all_combinations
 def test_the_bench_of_stragglers_compares_strategies() -> None:
     strategies = "mirrored; gossip(asynchronous=True)"
     done = bench("straggler", "-n", "2", "--rounds", "1", "--seconds", "0.3", "--strategies", strategies, "--json")
@@ -50,6 +53,7 @@ def test_the_bench_of_stragglers_compares_strategies() -> None:
     assert rows[0]["speed_ratio"] == 1 and rows[1]["speed_samples/s"] > 0
 
 
+@pytest.mark.all_combinations
 def test_the_bench_of_noise_says_what_looks_cost() -> None:
     done = bench("noise", "--rounds", "1", "--models", "cnn", "--json")
     assert done.returncode == 0, done.stderr
@@ -58,6 +62,7 @@ def test_the_bench_of_noise_says_what_looks_cost() -> None:
     assert all(row["a look in_steps"] >= 1 and row["in looks_%"] > 0 for row in rows)
 
 
+@pytest.mark.all_combinations
 def test_the_bench_of_churn_has_a_step_with_each_flag() -> None:
     done = bench("churn", "--parts", "step", "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr
@@ -66,6 +71,7 @@ def test_the_bench_of_churn_has_a_step_with_each_flag() -> None:
     assert all(row["value"] > 0 for row in rows)
 
 
+@pytest.mark.all_combinations
 def test_the_bench_of_simulated_workers_has_both_times() -> None:
     done = bench("simulated", "-n", "5", "--steps", "3", "--strategies", "mirrored; asynchronous", "--json")
     assert done.returncode == 0, done.stderr

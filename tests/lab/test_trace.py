@@ -199,6 +199,7 @@ def test_a_cut_timeline_is_summed_up_also_where_it_cannot_be_repaired(tmp_path: 
     assert [each.name for each in folder.iterdir()] == ["out.json"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

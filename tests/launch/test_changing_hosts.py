@@ -188,6 +188,7 @@ def end(folder: Path, job: "subprocess.Popen[str]") -> list[str]:
     return lines
 
 
+@pytest.mark.all_combinations
 def test_a_running_job_gets_other_hosts(sshd: Sshd, tmp_path: Path) -> None:
     with started(sshd, tmp_path, "a:1,b:1", TRAIN, *REPLACE) as job:
         wait_for(tmp_path, "here-0-a", "here-1-b")
@@ -299,6 +300,7 @@ def test_a_job_begins_with_the_hosts_that_are_there(sshd: Sshd, tmp_path: Path) 
     assert done.returncode == 2 and "  nowhere: its name does not resolve" in done.stderr, done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", ["-n 2..3", "--spares 1", ""])
 def test_workers_come_over_tcp_where_some_are_expected(sshd: Sshd, tmp_path: Path, flags: str) -> None:
     script = "import os; print(os.environ.get('HOCKET_TRANSPORT', 'auto'))"

@@ -46,16 +46,19 @@ def check_report(done: subprocess.CompletedProcess[str], how: str) -> None:
         assert f"ended with exit code {STATUS[how]}" in report
 
 
+@pytest.mark.few(4)
 @product(phase=PHASES, strategy=["mirrored", "central(fused=True)"])
 def test_a_rank_killed_in_any_phase_is_reported(phase: str, strategy: str) -> None:
     check_report(run(strategy, phase, "SIGKILL"), "SIGKILL")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["SIGKILL", "raise"])
 def test_a_rank_that_ends_while_others_join_is_reported(how: str) -> None:
     check_report(run("mirrored", "while others join", how), how)
 
 
+@pytest.mark.few(2)
 @product(how=["raise", "exit", "hard exit", "SIGSEGV"], phase=["before distribute", "backward", "step"])
 def test_every_way_to_end_is_reported(phase: str, how: str) -> None:
     check_report(run("central", phase, how), how)
@@ -128,6 +131,7 @@ def workers(mark: str) -> list[int]:
     return [pid for pid in leftovers.find(mark) if os.getsid(pid) == pid]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_launcher_ends_everything(number: signal.Signals, status: int) -> None:
     with launched() as (job, mark):

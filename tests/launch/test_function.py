@@ -79,6 +79,7 @@ def test_settings_are_those_of_the_command_line() -> None:
     assert hocket.launch(functions.timeout, 3.0, n=1, timeout=70) == 3.0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -106,6 +107,7 @@ def test_an_unknown_strategy_starts_nothing() -> None:
         hocket.launch(functions.train, 1, n=1, strategy="x")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("how", "words"), [("raise", "ended with exit code 1"), ("SIGKILL", "was killed by SIGKILL")])
 def test_the_report_is_in_the_error_and_nowhere_else(how: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(JobError) as caught:
@@ -140,12 +142,14 @@ def test_a_nested_function_of_a_module() -> None:
     assert hocket.launch(inner, 2.0, n=1) == 12.0 + len(functions.__name__)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shell", SHELLS)
 def test_functions_of_a_notebook(shell: str) -> None:
     done = cells.run(getattr(cells, shell), cells.DEFINITIONS, cells.CALLS)
     assert done.returncode == 0 and "all well" in done.stdout, done.stderr
 
 
+@pytest.mark.all_combinations
 def test_functions_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(cells.DEFINITIONS + cells.FEW_CALLS)  # without a guard: workers do not run the script
@@ -153,6 +157,7 @@ def test_functions_of_a_script(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.count("all well") == 1, done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shell", SHELLS)
 def test_what_cannot_be_sent_is_named_with_a_remedy(shell: str) -> None:
     done = cells.run(getattr(cells, shell), cells.DEFINITIONS, cells.REFUSED)

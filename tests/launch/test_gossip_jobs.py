@@ -11,6 +11,7 @@ import pytest
 from launch.test_served_jobs import HOCKET, find, finish, read_until, started
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "victim"),
     [
@@ -42,6 +43,7 @@ def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str,
     assert "spectral gap" in shown and "distance from consensus" in shown, shown
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

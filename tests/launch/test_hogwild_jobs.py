@@ -26,6 +26,7 @@ for step, (x,) in enumerate(batches):
 FLAGS = ("-n", "3", "--checkpoint", "saved", "--checkpoint-every", "4")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "rank"), [("hogwild", 0), ("hogwild(locked=True)", 1)])
 def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str, rank: int) -> None:
     (tmp_path / "wait").touch()
@@ -42,6 +43,7 @@ def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str,
         assert len(counts) == 1 and 120 - 12 <= int(counts.pop()) <= 120, out
 
 
+@pytest.mark.all_combinations
 def test_the_same_command_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     with started(tmp_path, *FLAGS, "--strategy", "hogwild") as job:

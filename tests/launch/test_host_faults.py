@@ -118,6 +118,7 @@ def launched(sshd: Sshd, folder: Path, hosts: str = "a:2,b:1", text: str = SLEEP
         process.communicate()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("hosts", ["a:2,b:1", "localhost:2,b:1"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_launcher_ends_everything(
@@ -136,6 +137,7 @@ def test_the_launchers_own_death_leaves_nothing(sshd: Sshd, tmp_path: Path, host
         job.wait_until_gone(5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("hosts", ["a:2,b:1", "localhost:2,b:1"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_agent_that_is_killed_ends_the_job(sshd: Sshd, tmp_path: Path, hosts: str, number: int) -> None:
@@ -159,6 +161,7 @@ def test_a_host_whose_worker_dies_first_is_lost(sshd: Sshd, tmp_path: Path) -> N
         assert lines[-2] == "hocket: the other 2 workers were stopped."
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_ssh_that_is_killed_ends_the_job(sshd: Sshd, tmp_path: Path, number: int) -> None:
     with launched(sshd, tmp_path) as job:
@@ -212,6 +215,7 @@ def test_an_agent_that_is_asked_to_end_says_so(sshd: Sshd, tmp_path: Path) -> No
         assert "host b (rank 2) was lost" in job.stderr and "its agent was ended by SIGTERM" in job.stderr
 
 
+@pytest.mark.all_combinations
 def test_an_agent_that_stands_still_is_lost_after_ten_seconds(sshd: Sshd, tmp_path: Path) -> None:
     with launched(sshd, tmp_path) as job:
         agent = job.agents()[1]
@@ -223,6 +227,7 @@ def test_an_agent_that_stands_still_is_lost_after_ten_seconds(sshd: Sshd, tmp_pa
         job.wait_until_gone(5)
 
 
+@pytest.mark.all_combinations
 def test_a_launcher_that_stands_still_is_lost_after_ten_seconds(sshd: Sshd, tmp_path: Path) -> None:
     with launched(sshd, tmp_path, "a:2,localhost:1") as job:
         os.kill(job.process.pid, signal.SIGSTOP)

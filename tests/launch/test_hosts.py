@@ -119,6 +119,7 @@ def test_much_output_arrives_whole(sshd: Sshd, tmp_path: Path) -> None:
     assert done.stdout.count("b") == 6_000_000
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hosts", ["a:1,b:1", "localhost:1,b:1"])
 def test_the_standard_input_is_rank_0s(sshd: Sshd, tmp_path: Path, hosts: str) -> None:
     given = "".join(f"line {i} {'y' * 90}\n" for i in range(5_000))
@@ -153,6 +154,7 @@ def test_a_record_has_the_hosts_and_what_workers_tell(sshd: Sshd, tmp_path: Path
     assert "loss" in shown
 
 
+@pytest.mark.all_combinations
 def test_a_blocked_screen_does_not_end_the_job(sshd: Sshd, tmp_path: Path) -> None:
     """Slow is not dead: who reads the output may stop reading for longer than agents wait for a word."""
     command = sshd.command("a:1,b:1", tmp_path, "for i in range(20_000): print(i, 'x' * 500)")
@@ -174,6 +176,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("host", ["a", "localhost"])
 def test_an_unfinished_checkpoint_is_removed_where_it_is(

@@ -115,6 +115,7 @@ def read_until_file(path: Path, text: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("flags", "count", "said"),
     [
@@ -137,6 +138,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], coun
         assert job.wait(30) == 130
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("joins", "count", "said"),
     [
@@ -244,6 +246,7 @@ def test_bounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert status == 137 and "hocket: workers that are left: 1, and --min-workers is 2." in err
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

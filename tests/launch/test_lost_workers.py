@@ -27,6 +27,7 @@ def saved_step(folder: Path) -> int:
     return max((int(path.name.rpartition("-")[2]) for path in (folder / "saved").glob("[0-9]*-step-*")), default=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("victim", [0, 2])
 def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, victim: int) -> None:
     (tmp_path / "wait").touch()
@@ -77,6 +78,7 @@ def test_a_run_without_some_of_its_workers_is_resumed(tmp_path: Path) -> None:
         assert record.execute("SELECT max(seen) FROM steps").fetchone()[0] == 480
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("limit", "line"),
     [
@@ -134,6 +136,7 @@ def test_losses_below_a_limit_end_nothing(tmp_path: Path) -> None:
         assert job.returncode == 0, err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [(), ("--servers", "1", "--strategy", "asynchronous")])
 def test_a_signal_to_all_processes_of_a_job_is_a_notice(tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "wait").touch()
@@ -150,6 +153,7 @@ def test_a_signal_to_all_processes_of_a_job_is_a_notice(tmp_path: Path, flags: t
     assert flags or saved_step(tmp_path) >= 12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -192,6 +196,7 @@ def test_a_script_that_comes_to_its_end_in_spite_of_notice_has_finished(tmp_path
         assert job.returncode == 0 and "ended by" not in err, heard + err
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

@@ -437,6 +437,7 @@ leave()
         assert job.wait(60) == 143
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["second signal", "time", "SIGINT"])
 def test_notice_has_an_end(tmp_path: Path, how: str) -> None:
     flags = ("--notice", "0.5") if how == "time" else ()
@@ -467,6 +468,7 @@ def finish_quietly(job: "subprocess.Popen[str]") -> None:
     job.wait(60)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -94,6 +94,7 @@ def hello_with(**values: object) -> str:
     return f"right = machine.describe\nmachine.describe = lambda: {{**right(), **{values!r}}}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("values", "told"),
     [
@@ -191,6 +192,7 @@ def test_something_else_that_answers(sshd: Sshd, tmp_path: Path) -> None:
     assert problem.startswith("b: ")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

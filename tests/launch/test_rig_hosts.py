@@ -101,6 +101,7 @@ def wait_until_empty(made: Rig, seconds: float) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hosts", ["h1:1,h2:1", "h2:1,h3:1"])
 def test_a_host_whose_processes_are_killed(rig: MakeRig, tmp_path: Path, hosts: str) -> None:
     made = rig(3)
@@ -113,6 +114,7 @@ def test_a_host_whose_processes_are_killed(rig: MakeRig, tmp_path: Path, hosts: 
     wait_until_empty(made, 5)
 
 
+@pytest.mark.all_combinations
 def test_a_host_that_falls_silent(rig: MakeRig, tmp_path: Path) -> None:
     made = rig(2)
     with launched(made, tmp_path, "h1:1,h2:1") as job:

@@ -58,6 +58,7 @@ def test_more_workers_than_cores() -> None:
     assert done.stdout.count("finished") == 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_scripts_may_use_torch_distributed_too(order: str) -> None:
     done = run(2, "distributed", order)
@@ -70,6 +71,7 @@ def test_the_same_script_alone() -> None:
     assert done.stdout == "finished 0\n", done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["mirrored", "central"])
 def test_the_same_script_under_torchrun(strategy: str) -> None:
     done = subprocess.run(
@@ -127,6 +129,7 @@ def test_help_and_choices_need_no_torch() -> None:
     assert "--strategy" in hocket("run", "--help").stdout
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -181,6 +184,7 @@ def test_before_init() -> None:
     assert done.returncode == 1 and "call hocket.init()" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["shared-memory", "gloo"])
 def test_transports(transport: str) -> None:
     done = hocket("run", "-n", "2", "--transport", transport, SCRIPT, "train")

@@ -97,6 +97,7 @@ def finish(job: "subprocess.Popen[str]", seconds: float = 90) -> tuple[str, str]
 FLAGS = ("-n", "3", "--servers", "2", "--checkpoint", "saved", "--checkpoint-every", "4")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["asynchronous", rarely("ssp(staleness=20)"), "bsp"])
 def test_the_others_go_on_without_a_killed_worker(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "wait").touch()

@@ -203,6 +203,7 @@ def test_a_killed_worker_is_survived_where_the_strategy_does(tmp_path: Path) -> 
     assert record["reason"] == lines[-1].removeprefix("hocket: ")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
@@ -232,6 +233,7 @@ def test_a_loss_after_the_others_have_finished(tmp_path: Path) -> None:
     assert any(line.endswith(" s; the others have finished.") for line in lines)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("how", ["", "stubborn"])
 def test_a_signal_to_the_launcher_ends_servers_too(
@@ -260,6 +262,7 @@ def test_the_launchers_own_death_leaves_no_server(tmp_path: Path) -> None:
         job.kill()  # what is left then, the fixture of all tests finds
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -106,6 +106,7 @@ def test_a_failure_and_the_last_checkpoint_are_reported_and_recorded(folder: Pat
     assert "ValueError: broken on purpose" in hocket("runs", "show").stdout
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["", "raise", "SIGTERM", "SIGKILL"])
 def test_half_written_checkpoints_are_removed(folder: Path, how: str) -> None:
     done = hocket("run", "-n", "1", "--checkpoint", "kept", SCRIPT, "checkpoints", str(folder / "c"), how)
@@ -148,6 +149,7 @@ def test_a_default_folder_that_cannot_be_written_does_not_stop_the_run(folder: P
     assert done.stderr.startswith("hocket: this run is not recorded: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("args", "env", "message"),
     [

@@ -288,6 +288,7 @@ def summary(folder: Path, *flags: str) -> str:
     return done.stderr + done.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["mirrored", rarely("central(fused=True)"), "asynchronous"])
 def test_a_run_has_spans_of_everything_that_it_does(tmp_path: Path, strategy: str) -> None:
     servers = ("--servers", "1") if strategy == "asynchronous" else ()
@@ -332,6 +333,7 @@ def until_trained(job: subprocess.Popen[str], folder: Path) -> None:
     raise AssertionError("it ended before it had trained")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [rarely(signal.SIGINT), signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_its_timeline(tmp_path: Path, number: int) -> None:
     job = start(tmp_path, "forever")

@@ -99,6 +99,7 @@ def resize(started: Jobs, *flags: str) -> None:
     assert asked.finish() == 0, asked
 
 
+@pytest.mark.all_combinations
 @pytest.mark.parametrize(
     "strategy", ["mirrored", *(pytest.param(each, marks=pytest.mark.all_combinations) for each in STRATEGIES[1:])]
 )

@@ -50,6 +50,7 @@ print("end", hocket.rank(), hocket.size(), *(p.flatten().tolist() for p in model
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("hosts", "dead", "strategy"),
     [("h1:1,h2:1,h3:1", "h3", "mirrored"), ("h1:2,h2:2", "h2", "local_sgd(period=2)")],

@@ -31,6 +31,7 @@ def begin_exchange(started: Jobs, *workers: Running) -> None:
     started.wait_until_sent("h2", 1 << 20)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dead", "alive", "gone", "transport"),
     [
@@ -93,6 +94,7 @@ def wait_until_connected(started: Jobs, host: str, port: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.all_combinations
 def test_silent_for_a_while(rig: Rigs, tmp_path: Path) -> None:
     """A cable that is plugged in again after four seconds: it is said, and training goes on."""
     made = rig(2)
@@ -118,6 +120,7 @@ def test_silent_for_a_while(rig: Rigs, tmp_path: Path) -> None:
         assert [float(result) for result in results] == [pytest.approx(-0.01 * 6 * 1.5)] * 4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dead", "alive", "gone", "power"), [("h2", "h1", "1, 2", False), ("h1", "h2", "0", True)])
 def test_silent_for_good(rig: Rigs, tmp_path: Path, dead: str, alive: str, gone: str, power: bool) -> None:
     """A host that is cut off, and one that has no power any more either."""

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from conftest import Rigs
 from rig import jobs
 
@@ -40,6 +41,7 @@ def test_ranks_that_differ(rig: Rigs, tmp_path: Path) -> None:
         started.wait_until_empty()
 
 
+@pytest.mark.all_combinations
 def test_a_rank_that_does_not_come(rig: Rigs, tmp_path: Path) -> None:
     """Its neighbour waits for it in shared memory, and the other host over the network."""
     with jobs.on(rig(2), tmp_path) as started:

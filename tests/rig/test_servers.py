@@ -45,6 +45,7 @@ def start(made: Rig, folder: Path, *flags: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [("--server-hosts", "h3"), ("--tls", "off"), ("--transport", "gloo")])
 def test_a_training_between_hosts(rig: Rigs, tmp_path: Path, flags: tuple[str, ...]) -> None:
     made = rig(3)
@@ -58,6 +59,7 @@ def test_a_training_between_hosts(rig: Rigs, tmp_path: Path, flags: tuple[str, .
         assert f"server {number} on {host}: busy" in err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["asynchronous", "bsp"])
 def test_a_host_with_a_worker_alone_may_be_lost(rig: Rigs, tmp_path: Path, strategy: str) -> None:
     made = rig(2)

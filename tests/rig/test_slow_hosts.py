@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from conftest import Rigs
 from rig import jobs
 from rig.jobs import Running
@@ -13,6 +14,7 @@ def check(*workers: Running) -> None:
         assert "does not answer" not in str(worker), worker
 
 
+@pytest.mark.all_combinations
 def test_a_rank_that_lets_nothing_else_run(rig: Rigs, tmp_path: Path) -> None:
     """For twelve seconds no thread of it can say that it lives: rank 0, with the coordinator or not, and another."""
     with jobs.on(rig(2), tmp_path) as started:
@@ -23,6 +25,7 @@ def test_a_rank_that_lets_nothing_else_run(rig: Rigs, tmp_path: Path) -> None:
         started.wait_until_empty()
 
 
+@pytest.mark.all_combinations
 def test_a_host_ten_times_slower(rig: Rigs, tmp_path: Path) -> None:
     """One job computes more slowly on h2, and what the other one exchanges takes ten times as long there."""
     made = rig(3, "40mbit")

@@ -97,6 +97,7 @@ def counted(folder: Path) -> Counter[int]:
     return Counter(int(line) for line in (folder / "done").read_text().split())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", ["asynchronous", "ssp(staleness=1)", "bsp", "softsync(2)", "downpour"])
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_a_killed_worker(pool: Pool, tmp_path: Path, strategy: str, transport: str) -> None:
@@ -152,6 +153,7 @@ def train_with_stop(strategy: str, folder: str) -> dict[str, Any]:
     return finish(model)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("strategy", "late"),
     [("bsp(patience=2)", 1), ("ssp(staleness=1, patience=2)", 1), ("asynchronous(patience=2)", 0)],
@@ -189,6 +191,7 @@ def die_beside_data_processes(folder: str) -> list[int]:
     return orphans
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_data_processes_of_a_killed_worker_do_not_hide_its_death(pool: Pool, tmp_path: Path, transport: str) -> None:
     orphans: list[int] = []

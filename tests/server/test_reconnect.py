@@ -39,6 +39,7 @@ def random_cuts(seed: int, count: int) -> list[tuple[str, int]]:
     return [(chance.choice(("up", "down")), int(2 ** chance.uniform(0, 14))) for _ in range(count)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("seed", range(6))
 def test_one_asynchronous_worker_with_cuts(seed: int) -> None:
@@ -51,6 +52,7 @@ def test_one_asynchronous_worker_with_cuts(seed: int) -> None:
         assert served.said == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("seed", range(4))
 def test_bulk_synchronous_workers_with_cuts_to_two_servers(seed: int) -> None:
@@ -69,6 +71,7 @@ def test_bulk_synchronous_workers_with_cuts_to_two_servers(seed: int) -> None:
         assert all(table.version == STEPS for service in served.services for table in service.tables.values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_every_point_of_a_push(direction: str) -> None:

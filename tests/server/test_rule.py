@@ -21,6 +21,7 @@ def rebuilt(optimizer: torch.optim.Optimizer, own: list[list[torch.nn.Parameter]
     return rule.build(json.loads(json.dumps(rule.describe(optimizer))), own)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_makes_the_same_steps(name: str) -> None:
     kind, options = OPTIMIZERS[name]

@@ -33,6 +33,7 @@ def share(rank: int, workers: int, batch: list[int]) -> list[int]:
     return batch[rank::workers]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each[0])
 @pytest.mark.parametrize("strategy", ["bsp", "ps(staleness=0)", "softsync(1)", "bsp(placement='greedy')"])
 @pytest.mark.parametrize(("workers", "servers"), [(5, 1), (5, 2), (15, 1), (15, 3)])
@@ -71,6 +72,7 @@ def test_several_servers_clip_by_the_norm_over_all(workers: int, servers: int) -
         assert_close(one, each)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each[0])
 @pytest.mark.parametrize(
     "strategy",

@@ -270,12 +270,14 @@ def check_infinite(pool: Pool, how: str, job: Job) -> None:
         assert_same_state(one["state"], other["state"], 1e-9)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("job", JOBS, ids=str)
 @pytest.mark.parametrize("how", ["scaler", "skip"])
 def test_an_infinity_on_one_rank_leaves_out_the_step_of_all(pool: Pool, how: str, job: Job) -> None:
     check_infinite(pool, how, job)
 
 
+@pytest.mark.few(3)
 @product(
     how=[
         "fused scaler", "scaler, accumulate", "scaler, weightless", "scaler, rows", "skip, rows", "skip, clip", "raise",

@@ -37,6 +37,7 @@ def apart(case: Case, strategy: str) -> Result:
     return together(case, strategy)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", ["central", "central(fused=True)"])
 @pytest.mark.parametrize(
     "case",

@@ -57,6 +57,7 @@ def delayed(case: Case, workers: int) -> Result:
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("workers", "hosts", "more"),
     [
@@ -86,6 +87,7 @@ def test_in_phases(pool: Pool) -> None:
     assert not all(map(torch.equal, mixed[0]["parameters"], alone(case, 2)["parameters"]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("size", "hosts", "stop"), [(2, None, 8), (3, [2, 1], 5), (1, None, 11)])
 def test_a_checkpoint_keeps_the_gradient_that_is_under_way(
     pool: Pool, tmp_path: Path, size: int, hosts: list[int] | None, stop: int
@@ -260,6 +262,7 @@ def die_under_way() -> None:
         optimizer.step()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hosts", [None, [1, 1, 1]])
 def test_the_death_of_a_peer_ends_what_is_under_way(pool: Pool, hosts: list[int] | None) -> None:
     outcomes = pool.outcomes_with_death(3, die_under_way, 1, hosts=hosts, check_replicas=0)  # or they would meet there

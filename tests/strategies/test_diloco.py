@@ -27,6 +27,7 @@ def training() -> DiLoCoTraining:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("workers", "hosts"), PLACES)
 @pytest.mark.parametrize("model", ["tied", "channels_last"])
 def test_plain_it_is_local_sgd(pool: Pool, model: str, workers: int, hosts: list[int] | None) -> None:
@@ -92,6 +93,7 @@ def stream(case: Case, strategy: str) -> dict[str, Any]:
     return {**result, "begun": begun, "sent": sent, "bytes": sum(p.nbytes for p in model.parameters())}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("workers", "hosts"), [(2, None), (2, [1, 1]), (4, [2, 2]), (3, None)])
 @pytest.mark.parametrize("delay", [0, 1, 4, None])
 def test_streaming(pool: Pool, delay: int | None, workers: int, hosts: list[int] | None) -> None:

@@ -54,6 +54,7 @@ def sparing(case: Case, workers: int, extra: int) -> Result:
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("workers", "hosts", "extra", "more"),
     [

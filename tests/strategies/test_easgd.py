@@ -64,6 +64,7 @@ def watched(case: Case, strategy: str) -> dict[str, Any]:
     return {"start": start, "moved": total, "shown": flat(own), "errors": errors, "pulls": train.pulls}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strategy", ["easgd(period=2)", "easgd(period=3, alpha=0.4, momentum=0.9)"])
 def test_workers_and_centre_move_by_opposite_amounts(pool: Pool, kind: Any, strategy: str) -> None:
@@ -98,6 +99,7 @@ def independent(case: Case, strategy: str) -> bool:
     return same
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_pull_workers_are_independent(pool: Pool, kind: Any) -> None:
     case = Case(samples=126, epochs=2)

@@ -149,6 +149,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("what", CASES)
 def test_the_same_as_one_process(pool: Pool, what: str, strategy: str) -> None:
@@ -346,6 +347,7 @@ def test_a_loader_may_be_iterated_inside_itself(pool: Pool) -> None:
     assert pool.run(2, nested) == [9, 9]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("strategy", "servers"),
     [

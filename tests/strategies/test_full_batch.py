@@ -76,6 +76,7 @@ def over_all_data(case: Case, form: str) -> Any:
 SGD = {"lr": 0.1}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("workers", "optimizer", "options", "form", "hosts", "samples"),
     [

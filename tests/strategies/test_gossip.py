@@ -80,6 +80,7 @@ def test_who_has_finished_was_not_lost(pool: Pool) -> None:
     assert pool.run(2, finish_last, coordinated=True) == [{}, {}]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", KINDS)
 @pytest.mark.parametrize("batches", [1, 10])
 def test_every_sample_counts_once_and_replicas_are_equal_in_the_end(pool: Pool, strategy: str, batches: int) -> None:
@@ -93,6 +94,7 @@ def test_every_sample_counts_once_and_replicas_are_equal_in_the_end(pool: Pool, 
         assert found["sent"] > 0 or batches < 3  # a glance keeps nobody out of the first loop
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", KINDS)
 def test_loops_that_are_left(pool: Pool, strategy: str) -> None:
     many = pool.run(3, loops, strategy, 12, 2, coordinated=True)
@@ -127,6 +129,7 @@ def train_with_death(strategy: str, victim: int, folder: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "victim", "transport"),
     [
@@ -331,6 +334,7 @@ def break_links_with_patience(strategy: str, times: int) -> Any:
         return break_links(strategy, times, False)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", KINDS)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_nothing_is_lost_with_a_link_that_breaks(pool: Pool, strategy: str, workers: int) -> None:
@@ -339,6 +343,7 @@ def test_nothing_is_lost_with_a_link_that_breaks(pool: Pool, strategy: str, work
         assert value == pytest.approx(-6.0 / workers, rel=1e-9) and longest < 0.4
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", KINDS)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_two_that_cannot_reach_each_other_go_on_until_the_end_of_the_loop(

@@ -17,6 +17,7 @@ STEPS = 7
 RATE = 0.05
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("workers", "strategy", "options"),
     [
@@ -106,6 +107,7 @@ def simulate(workers: int, graph: Graph, kind: str, period: int = 1) -> list[tor
     return [*found, (x.sum(0) / mass.sum()).expand_as(x)]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("workers", "topology", "kind", "period"),
     [
@@ -130,6 +132,7 @@ def test_it_is_what_the_matrix_says(pool: Pool, workers: int, topology: str, kin
             assert torch.allclose(many[rank][step], row, rtol=1e-9, atol=1e-9), (step, rank)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("workers", [3, 4])
 @pytest.mark.parametrize(
     "options",

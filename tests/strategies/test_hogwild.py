@@ -22,6 +22,7 @@ from hocket.job.worker import current
 KINDS = ["hogwild", "hogwild(locked=True)"]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_worker_is_plain_to_the_bit(pool: Pool, name: str) -> None:
     optimizer, options = OPTIMIZERS[name]

@@ -37,6 +37,7 @@ def check(
     assert_equal(expected, pool.run(sum(hosts), in_small_buckets, case, strategy, hosts=hosts, **settings), tolerance)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_any_hosts(pool: Pool, hosts: tuple[int, ...], strategy: str) -> None:
@@ -63,11 +64,13 @@ def test_one_bucket(pool: Pool, strategy: str) -> None:
     assert_equal(alone(case, 3), pool.run(3, together, case, strategy, hosts=(2, 1)))
 
 
+@pytest.mark.few(6)
 @product("strategy", strategy=STRATEGIES, model=MODELS, hosts=[(1, 1), (2, 1)])
 def test_every_model(pool: Pool, model: str, hosts: tuple[int, ...], strategy: str) -> None:
     check(pool, Case(model=model, **ADAM), hosts, strategy)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["momentum", "fused adam", "adafactor"])
 def test_optimizers(pool: Pool, name: str, strategy: str) -> None:
@@ -75,23 +78,27 @@ def test_optimizers(pool: Pool, name: str, strategy: str) -> None:
     check(pool, Case(optimizer=optimizer, options=options, groups=True), (2, 2), strategy)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", STRATEGIES[:2])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1)])
 def test_clipping_sees_the_average(pool: Pool, hosts: tuple[int, ...], strategy: str) -> None:
     check(pool, Case(clip=0.05, **ADAM), hosts, strategy)
 
 
+@pytest.mark.few(2)
 @product("strategy", strategy=STRATEGIES, hosts=[(1, 1), (2, 1)], zero=[False, True])
 def test_accumulated_batches_add_up(pool: Pool, zero: bool, hosts: tuple[int, ...], strategy: str) -> None:
     check(pool, Case(accumulate=3, samples=50, zero=zero), hosts, strategy)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1), ("float16", 0.05)])
 def test_narrow_types(pool: Pool, dtype: str, tolerance: float, strategy: str) -> None:
     check(pool, Case(dtype=dtype), (2, 1), strategy, tolerance)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", STRATEGIES[:2])
 def test_compiled_model(pool: Pool, strategy: str) -> None:
     check(pool, Case(model="tied", compile=True), (2, 1), strategy)
@@ -118,6 +125,7 @@ def unfreeze(strategy: str, only: int | None) -> Any:
     return [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1), (2, 2)])
 def test_unfrozen_parameters_join(pool: Pool, hosts: tuple[int, ...], strategy: str) -> None:
@@ -177,6 +185,7 @@ def twice(strategy: str) -> Any:
     return [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("hosts", [(1, 1), (1, 2), (2, 2)])
 def test_two_backward_passes_add_up(pool: Pool, hosts: tuple[int, ...], strategy: str) -> None:
@@ -202,6 +211,7 @@ def differ_and_go_on() -> list[float]:
     return [float(p.detach().double().sum()) for p in model.parameters()]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 2)])
 def test_after_a_mismatch_one_may_go_on(pool: Pool, hosts: tuple[int, ...], transport: str) -> None:

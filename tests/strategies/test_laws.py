@@ -36,12 +36,14 @@ def check(pool: Pool, case: Case, workers: int, strategy: str, tolerance: float 
     assert_equal(alone(case, workers), pool.run(workers, together, case, strategy), tolerance)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 def test_many_workers_are_one(pool: Pool, workers: int, strategy: str) -> None:
     check(pool, Case(optimizer="Adam", options={"lr": 0.01}), workers, strategy)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(pool: Pool, name: str, strategy: str) -> None:
@@ -55,12 +57,14 @@ def test_muon(pool: Pool, strategy: str) -> None:
     check(pool, Case(model="matrices", optimizer="Muon", options={"lr": 0.01}), 2, strategy, tolerance=1e-3)
 
 
+@pytest.mark.few(9)
 @product("strategy", strategy=STRATEGIES, model=MODELS, optimizer=["momentum", "adam", "adafactor"])
 def test_every_model(pool: Pool, model: str, optimizer: str, strategy: str) -> None:
     name, options = OPTIMIZERS[optimizer]
     check(pool, Case(model=model, optimizer=name, options=options), 3, strategy)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("compiled", ["mlp", "tied"])
 def test_compiled_model(pool: Pool, compiled: str, strategy: str) -> None:
@@ -83,6 +87,7 @@ def test_accumulated_batches_add_up(pool: Pool, zero: bool, strategy: str) -> No
     check(pool, Case(accumulate=3, samples=50, zero=zero), 3, strategy)
 
 
+@pytest.mark.few(3)
 @product("strategy", strategy=STRATEGIES, dtype=["float32", "bfloat16"], workers=[2, 3])
 def test_narrow_types(pool: Pool, dtype: str, workers: int, strategy: str) -> None:
     check(pool, Case(dtype=dtype), workers, strategy, {"float32": 1e-4, "bfloat16": 0.1}[dtype])

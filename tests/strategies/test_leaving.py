@@ -106,6 +106,7 @@ def seen(strategy: str, way: str) -> tuple[torch.Tensor, torch.Tensor]:
     return found, flat(model)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("strategy", "servers"), ALL)
 def test_after_a_break_every_rank_sees_the_model(pool: Pool, strategy: str, servers: int) -> None:
     results = pool.run(2, seen, strategy, "by_break", servers=servers, strategy=strategy)
@@ -114,6 +115,7 @@ def test_after_a_break_every_rank_sees_the_model(pool: Pool, strategy: str, serv
         assert torch.equal(found, later)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("way", sorted(set(WAYS) - {"by_break"}))
 @pytest.mark.parametrize(("strategy", "servers"), [("local_sgd(period=3)", 0), ("delayed", 0), ("asynchronous", 1)])
 def test_however_a_loop_is_left(pool: Pool, strategy: str, servers: int, way: str) -> None:
@@ -236,6 +238,7 @@ def prefetched(loader: Any) -> Iterator[Any]:
     thread.join()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("how", ["ahead", "thread"])
 @pytest.mark.parametrize("strategy", ["mirrored", "central", "local_sgd(period=2)", "delayed", "bsp"])
 def test_batches_asked_for_ahead_of_time(pool: Pool, strategy: str, how: str) -> None:

@@ -157,6 +157,7 @@ def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], ki
     return steps
 
 
+@pytest.mark.few(4)
 @product(
     "strategy",
     strategy=["central", "central(fused=True)"],
@@ -179,6 +180,7 @@ def test_the_others_go_on(
         assert [len(numbers) for numbers in steps.values()] == ([each] * (SAMPLES // each) + rest) * EPOCHS
 
 
+@pytest.mark.few(4)
 @product(
     "strategy",
     strategy=["central", "central(fused=True)"],
@@ -198,6 +200,7 @@ def test_a_slice_that_is_torn_is_not_used(
     assert len(steps[step]) == size * BATCH
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", ["central", "central(fused=True)"])
 @pytest.mark.parametrize(
     "deaths",

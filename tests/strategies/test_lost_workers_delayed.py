@@ -56,6 +56,7 @@ def check(folder: Path, pool: Pool, size: int, strategy: str, deaths: dict[int, 
     assert torch.allclose(parameters, late(counted, delay, every), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(4)
 @product(
     "strategy",
     strategy=["delayed", "dmb(extra=1)"],
@@ -67,6 +68,7 @@ def test_the_others_go_on(pool: Pool, tmp_path: Path, strategy: str, who: tuple[
     check(tmp_path, pool, size, strategy, {dead: (step, phase)})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["delayed", "dmb(extra=1)"])
 def test_several_are_lost(pool: Pool, tmp_path: Path, strategy: str) -> None:
     check(tmp_path, pool, 4, strategy, {3: (2, "after"), 1: (3, "backward"), 0: (5, "before")})
@@ -114,6 +116,7 @@ def displaced(counted: list[Counted], delay: int) -> torch.Tensor:
 PLAIN = "outer_lr=1.0, outer_momentum=0.0"
 
 
+@pytest.mark.few(2)
 @product(
     "strategy",
     strategy=[f"diloco(period=4, delay=2, {PLAIN})", "diloco(period=4, fragments=2)"],

@@ -54,6 +54,7 @@ def together(case: Case, form: str, dead: int, where: str, number: int) -> Any:
     return train(case, model, optimizer, loader, form)
 
 
+@pytest.mark.few(2)
 @product(
     where=[("batch", 0), ("batch", 4), ("_exchange_sum", 2), ("_reduce", 3)],
     who=[(3, 1), (2, 0), (3, 0)],

@@ -93,6 +93,7 @@ def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], ex
     assert torch.allclose(parameters, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(2)
 @product(
     phase=PHASES,
     who=[(3, 1, 3), (3, 0, 4), (3, 2, 8), (3, 1, 9), (2, 0, 6)],
@@ -106,6 +107,7 @@ def test_the_others_go_on(pool: Pool, tmp_path: Path, who: tuple[int, int, int],
     check(tmp_path, found, deaths, in_phases(counted, lambda step, _: 4 <= step < 9))
 
 
+@pytest.mark.few(1)
 @product(phase=["forward", "after"], step=[3, 8], dead=[3, 1])
 def test_the_others_go_on_over_tcp(pool: Pool, tmp_path: Path, dead: int, step: int, phase: str) -> None:
     deaths = {dead: (step, phase)}
@@ -139,6 +141,7 @@ def train_until_the_switch(folder: str, dead: int, number: int, where: str, stra
     return train(folder, {}, 0, strategy)
 
 
+@pytest.mark.few(2)
 @product(
     strategy=[IN_STEP, "mirrored -> local_sgd(period=3) @ step 4 -> mirrored @ epoch 2", "local_sgd(3, after=4)"],
     where=[("before", 1), ("after", 1), ("before", 2), ("state", 2), ("after", 2)],
@@ -164,6 +167,7 @@ def test_a_worker_is_lost_in_the_switch(
     check(tmp_path, found, {dead: (0, "")}, in_phases(counted, is_local, dead if is_late else None))
 
 
+@pytest.mark.few(2)
 @product(
     strategy=[
         "easgd(3) -> diloco(period=4) @ step 4 -> delayed @ epoch 2 -> dmb(extra=1) @ step 12 -> mirrored @ step 15",

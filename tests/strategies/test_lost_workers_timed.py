@@ -53,6 +53,7 @@ def check(folder: Path, found: list[Any], deaths: dict[int, tuple[int, str]], si
     assert torch.allclose(parameters, average_by_samples(in_rounds), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(2)
 @product(
     seconds=["1e-9", "0.003", "0.02"],
     phase=[phase for phase in PHASES if phase != "between"],  # where all wait for a step of the dead one
@@ -66,6 +67,7 @@ def test_the_others_go_on(pool: Pool, tmp_path: Path, seconds: str, who: tuple[i
     check(tmp_path, found, deaths, size)
 
 
+@pytest.mark.few(1)
 @product(
     seconds=["1e-9", "0.02"],
     phase=["forward", "between"],
@@ -90,6 +92,7 @@ def test_a_new_worker_has_the_schedule_of_the_others(pool: Pool, tmp_path: Path,
     test_newcomers_at_coordinator.check(tmp_path, found, size, 1, 1, told=1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("size", "told"), [(3, 0), (2, 1)])
 def test_a_worker_leaves_on_notice(pool: Pool, tmp_path: Path, size: int, told: int) -> None:
     arguments = str(tmp_path), {told: (3, "forward")}, 0, "local_sgd(time=0.02)", signal.SIGTERM
@@ -130,6 +133,7 @@ def train_until_the_average(folder: str, dead: int, number: int, where: str) -> 
     return train(folder, {}, 0, "local_sgd(time=0.003, optimizer_state=True)")
 
 
+@pytest.mark.few(1)
 @product(where=["told", "met", "averaged"], who=[(3, 1), (3, 0), (2, 1)])
 def test_a_worker_is_lost_at_the_end_of_a_round(pool: Pool, tmp_path: Path, who: tuple[int, int], where: str) -> None:
     size, dead = who

@@ -96,6 +96,7 @@ def displaced(counted: list[Counted], delay: int) -> torch.Tensor:
     return mean
 
 
+@pytest.mark.few(1)
 @product(delay=[0, 2, 5], who=[(3, 1), (2, 0)], phase=["forward", "between"])
 def test_a_new_worker_is_the_mean_of_the_others(
     pool: Pool, tmp_path: Path, delay: int, who: tuple[int, int], phase: str
@@ -109,6 +110,7 @@ def test_a_new_worker_is_the_mean_of_the_others(
     assert torch.allclose(torch.tensor(found[0][0], dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy", ["diloco(period=4, fragments=2)", "diloco(period=6, fragments=3, delay=4)", "diloco(7, delay=7)"]
 )

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 from pool import Pool
 from products import product
@@ -40,6 +41,7 @@ def check_late(steps: list[list[int]], found: list[float], delayed: Collection[i
     assert torch.allclose(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(2)
 @product(
     strategy=[
         ("mirrored -> delayed @ epoch 2 -> mirrored @ epoch 4", {1, 2}),  # joins in the second, or in the last
@@ -61,6 +63,7 @@ def test_a_lost_worker_is_replaced(
     assert found[dead][6]
 
 
+@pytest.mark.few(1)
 @product(
     strategy=[
         f"local_sgd(period=4) -> mirrored @ step {2 * STEPS + 5}",

@@ -100,12 +100,14 @@ def check_identity(results: list[Any], tolerance: float = 1e-9) -> None:
     assert torch.equal(seen[:, 5], seen[:, 3])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_sums_are_those_of_the_gradients(pool: Pool, workers: int, strategy: str) -> None:
     check_identity(pool.run(workers, known, strategy))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1), (2, 2)])
 def test_over_several_hosts(pool: Pool, hosts: tuple[int, ...], strategy: str) -> None:
@@ -159,6 +161,7 @@ def train_linear(strategy: str, epochs: int, batch: int, accumulate: int = 1) ->
     return report
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "workers", "batch", "accumulate"),
     [("mirrored", 2, 4, 1), ("mirrored", 2, 2, 2), ("central(fused=True)", 4, 2, 1)],

@@ -61,6 +61,7 @@ def test_a_switch_needs_no_servers() -> None:
         specs.parse("mirrored -> easgd @ epoch 3").check_fit(2, 1)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("strategy", "workers", "hosts", "more"),
     [
@@ -93,6 +94,7 @@ def test_in_the_middle_of_an_accumulation(pool: Pool, at: int) -> None:
     assert_equal(one, pool.run(2, together, case, f"local_sgd(period=1) -> mirrored @ step {at}"), 1e-9)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "hosts"),
     [
@@ -133,6 +135,7 @@ def test_steps_stand_for_batches_where_there_is_no_loader(pool: Pool) -> None:
     assert pool.run(2, phases_without_a_loader) == [[0, 0, 0, 1, 1, 1, 2, 2]] * 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "size", "stop"),
     [

@@ -181,6 +181,7 @@ def _schedule(world: World, name: str, optimizer_name: str, per_batch: bool, bef
     return [parameters(model), optimizer.state_dict(), history]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler(pool: Pool, name: str) -> None:
     check(pool, schedule, name, "SGD")
@@ -226,6 +227,7 @@ def loop(world: World, what: str) -> list[Any]:
     return [parameters(model), optimizer.state_dict(), norms]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", ["plain", "groups", "compiled", "compiled before", "compiled in place"])
 def test_loops(pool: Pool, what: str) -> None:
     check(pool, loop, what)
@@ -337,6 +339,7 @@ def average(world: World, kind: str, before: bool) -> list[Any]:
     return [parameters(model), parameters(averaged), output]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["swa", "ema", "ema buffers"])
 def test_averaged_models(pool: Pool, kind: str, before: bool) -> None:
@@ -382,6 +385,7 @@ def adversaries(world: World, what: str) -> list[Any]:
     return [parameters(generator), parameters(judge), losses, making.state_dict(), judging.state_dict()]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", ["plain", "frozen judge", "batch norm", "penalty"])
 def test_adversaries(pool: Pool, what: str) -> None:
     check(pool, adversaries, what)

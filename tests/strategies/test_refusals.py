@@ -260,6 +260,7 @@ def wrong_use(what: str) -> Any:
         hocket.distribute(loader=[1, 2, 3])  # type: ignore[arg-type]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("what", "remedy"),
     [

@@ -74,6 +74,7 @@ def test_mirrored_is_exact_with_any_optimizer(pool: Pool) -> None:
             torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -22,6 +22,7 @@ def check(pool: Pool, case: Case, workers: int, servers: int, strategy: str, tol
     assert_equal(alone(case, workers), pool.run(workers, together, case, strategy, servers=servers), tolerance)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("strategy", ["bsp", "ps(staleness=0)", "softsync(1)"])
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (3, 2), (4, 3)])
 def test_bulk_synchronous_is_one_process_with_all_batches(
@@ -30,6 +31,7 @@ def test_bulk_synchronous_is_one_process_with_all_batches(
     check(pool, Case(optimizer="Adam", options={"lr": 0.01}), workers, servers, strategy)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("strategy", ["bsp", "asynchronous", "ps(staleness=2)", "softsync(1, staleness_aware=True)"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_worker_is_plain_with_every_optimizer(pool: Pool, name: str, strategy: str) -> None:
@@ -37,12 +39,14 @@ def test_one_worker_is_plain_with_every_optimizer(pool: Pool, name: str, strateg
     check(pool, Case(optimizer=optimizer, options=options, groups=True), 1, 2, strategy)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bulk_synchronous_with_every_optimizer(pool: Pool, name: str) -> None:
     optimizer, options = OPTIMIZERS[name]
     check(pool, Case(optimizer=optimizer, options=options, groups=True), 3, 2, "bsp")
 
 
+@pytest.mark.few(3)
 @product(model=MODELS, optimizer=["momentum", "adam", "adafactor"])
 def test_bulk_synchronous_with_every_model(pool: Pool, model: str, optimizer: str) -> None:
     name, options = OPTIMIZERS[optimizer]
@@ -171,6 +175,7 @@ def embedded(strategy: str, optimizer: str, options: dict[str, Any], workers: in
     return list(model.state_dict().values())
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("optimizer", "options"), [("SGD", {"lr": 0.1}), ("Adagrad", {"lr": 0.1}), ("SparseAdam", {"lr": 0.01})]
 )

@@ -58,6 +58,7 @@ def check(results: list[Any]) -> None:
         assert all(map(torch.equal, results[0][1], parameters))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("strategy", ["bsp", "asynchronous", "downpour(push=5, fetch=3)"])
 def test_every_sample_counts_once(pool: Pool, strategy: str, processes: int) -> None:
@@ -86,6 +87,7 @@ def test_who_has_no_batch_in_an_epoch_knows_the_order_of_the_next(pool: Pool) ->
         assert sorted(value for each in found for value in each[epoch]) == sorted(dataset.tensors[0][:, 0].tolist())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("processes", [0, 2])
 def test_what_a_dead_worker_had_taken_is_done_by_others(pool: Pool, tmp_path: Path, processes: int) -> None:
     found = pool.outcomes_with_death(3, train, 2, "asynchronous", processes, 2, tmp_path / "died", servers=1)

@@ -159,6 +159,7 @@ def run(name: str, strategy: str, workers: int) -> list[torch.Tensor]:
     return [p.detach().clone() for p in globals()[name](Job(strategy, workers))]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_many_workers_are_one(pool: Pool, script: Callable[[Job], Result], strategy: str) -> None:

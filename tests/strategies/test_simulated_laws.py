@@ -25,6 +25,7 @@ class SimulatedPool:
 POOL: Any = SimulatedPool()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", [*test_laws.STRATEGIES, "local_sgd(period=1)"])
 def test_64_workers_are_one_process(strategy: str) -> None:
     """192 samples a step; the last step of an epoch has fewer samples than there are workers."""
@@ -33,22 +34,26 @@ def test_64_workers_are_one_process(strategy: str) -> None:
     assert_equal(alone(case, 64), with_mean_state(many) if strategy.startswith("local_sgd") else many)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("servers", [1, 3])
 def test_64_workers_with_servers_are_one_process(servers: int) -> None:
     test_served_laws.check(POOL, Case(samples=192 * 2 + 50, **ADAM), 64, servers, "bsp")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["gossip(topology='complete')", "gossip(topology='complete', push_sum=True)"])
 def test_64_workers_that_gossip_with_everybody_are_one_process(strategy: str) -> None:
     case = Case(samples=192 * 2, **MOMENTUM)
     assert_equal(alone(case, 64), with_mean_state(POOL.run(64, together, case, strategy, coordinated=True)))
 
 
+@pytest.mark.few(3)
 @product(model=test_laws.MODELS, strategy=test_laws.STRATEGIES)
 def test_every_model(model: str, strategy: str) -> None:
     test_laws.test_every_model(POOL, model, "momentum", strategy)
 
 
+@pytest.mark.few(8)
 @product(strategy=test_laws.STRATEGIES, name=list(test_laws.OPTIMIZERS))
 def test_every_optimizer(strategy: str, name: str) -> None:
     test_laws.test_every_optimizer(POOL, name, strategy)
@@ -64,11 +69,13 @@ def test_diloco_can_be_local_sgd() -> None:
     test_diloco.test_plain_it_is_local_sgd(POOL, "tied", 8, None)
 
 
+@pytest.mark.few(6)
 @product(name=list(test_laws.OPTIMIZERS), strategy=["bsp", "asynchronous", "ps(staleness=2)"])
 def test_one_worker_with_servers_is_plain(name: str, strategy: str) -> None:
     test_served_laws.test_one_worker_is_plain_with_every_optimizer(POOL, name, strategy)
 
 
+@pytest.mark.few(4)
 @product(
     "topology",
     topology=["ring", "torus", "exponential", "pairs", "complete"],
@@ -79,6 +86,7 @@ def test_gossip_is_what_the_matrix_says(topology: str, kind: str, workers: int) 
     test_gossip_laws.test_it_is_what_the_matrix_says(POOL, workers, topology, kind, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", ["topology='torus'", "push_sum=True", "asynchronous=True"])
 def test_gossip_preserves_the_mean(options: str) -> None:
     test_gossip_laws.test_mixing_preserves_the_mean_and_brings_together(POOL, 16, options)

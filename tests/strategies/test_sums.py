@@ -46,6 +46,7 @@ def together(strategy: str, norm: bool) -> list[torch.Tensor]:
     return train(*hocket.distribute(model, optimizer, loader, strategy=strategy, reduction="sum"))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("strategy", "servers"),
     [

@@ -96,6 +96,7 @@ def simulate(job: SimulatedJob, seconds: float, *, ahead: bool, leaves: int | No
     return seen, states
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seconds", [0.01, 0.1, 0.3])
 @pytest.mark.parametrize(
     ("workers", "ahead", "leaves"), [(2, True, None), (4, True, None), (2, False, 1), (3, False, 3)]

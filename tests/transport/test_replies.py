@@ -171,6 +171,7 @@ def reach(served: Served, number: int, nonce: str, said: dict[str, Any], *, tcp:
     return wire
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("tcp", [False, True])
 @pytest.mark.parametrize("what", WAITS)
 def test_who_ends_while_it_waits_is_lost_and_makes_room(what: str, tcp: bool, monkeypatch: pytest.MonkeyPatch) -> None:

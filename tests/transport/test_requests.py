@@ -43,6 +43,7 @@ def test_a_garbled_answer_is_asked_for_again(to_coordinator: bool) -> None:
         assert next(once, None) is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tcp", [True, False])
 def test_a_coordinator_that_ends_is_told_to_all_who_wait(tcp: bool) -> None:
     with serve(2, tcp=tcp) as served:
@@ -62,6 +63,7 @@ def test_a_coordinator_that_ends_is_told_to_all_who_wait(tcp: bool) -> None:
         waiting.fail("over")  # its thread waits for rank 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tcp", [True, False])
 def test_a_server_that_ends_is_told_to_all_who_wait(tcp: bool) -> None:
     with serve(2, tcp=tcp) as served:

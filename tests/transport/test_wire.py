@@ -95,6 +95,7 @@ def test_a_body_longer_than_the_buffers_of_the_system_comes() -> None:
         sender.join()
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("length", range(len(frame(b'{"a":1}', b"body"))))
 def test_every_truncation_is_an_end(length: int) -> None:
     with pytest.raises(Closed):

@@ -55,11 +55,13 @@ def check_allreduce(name: str, run: Run, size: int, count: int, dtype: torch.dty
     assert torch.equal(again[0], mine[0])
 
 
+@pytest.mark.few(18)
 @product("name", name=MAKES, size=SIZES, count=COUNTS, run=RUNS)
 def test_allreduce(name: str, size: int, count: int, run: str) -> None:
     check_allreduce(name, RUNS[run], size, count, torch.float64, "sum")
 
 
+@pytest.mark.few(14)
 @product("name", name=MAKES, dtype=TYPES, operation=OPERATIONS)
 def test_types_and_operations(name: str, dtype: torch.dtype, operation: str) -> None:
     check_allreduce(name, in_simulation, 5, 1000, dtype, operation)
@@ -113,6 +115,7 @@ def test_pieces_of_any_length(name: str, size: int, count: int, piece: int) -> N
         check_allreduce(name, in_simulation, size, count, torch.float64, "sum")
 
 
+@pytest.mark.few(18)
 @product("name", name=MAKES, size=SIZES, count=COUNTS, root=[0, 1, 7], run=RUNS)
 def test_reduce_and_broadcast(name: str, size: int, count: int, root: int, run: str) -> None:
     mine, algorithm, root = values(size, count, torch.float64), MAKES[name](size), root % size
@@ -131,6 +134,7 @@ def test_reduce_and_broadcast(name: str, size: int, count: int, root: int, run: 
     assert_close(mine[0], expected, size)
 
 
+@pytest.mark.few(18)
 @product("name", name=MAKES, size=SIZES, count=COUNTS, run=RUNS)
 def test_reduce_scatter_and_allgather(name: str, size: int, count: int, run: str) -> None:
     mine, algorithm, bounds = values(size, count, torch.float64), MAKES[name](size), uneven(size, count)

@@ -68,6 +68,7 @@ def test_all_goes_through_the_root_of_a_star(way: str, size: int, count: int) ->
     assert all(member.sent == {0: 4 * count} for member in others)
 
 
+@pytest.mark.few(6)
 @product("way", way=WAYS, size=SIZES, count=COUNTS)
 def test_direct_sends_everything_to_all(way: str, size: int, count: int) -> None:
     for member in WAYS[way]("direct", size, count):
@@ -75,6 +76,7 @@ def test_direct_sends_everything_to_all(way: str, size: int, count: int) -> None
         assert member.messages == size - 1
 
 
+@pytest.mark.few(6)
 @product("way", way=WAYS, size=SIZES)
 def test_messages(way: str, size: int) -> None:
     """Of so little data that it travels in one piece."""
@@ -103,6 +105,7 @@ def test_rounds(size: int) -> None:
     assert rounds("direct") == 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("size", SIZES)
 def test_time_for_the_bytes(size: int) -> None:
     """Where bandwidth is all that counts: how many bytes pass the busiest member, one way."""

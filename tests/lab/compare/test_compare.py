@@ -66,6 +66,7 @@ def test_all_strategies_are_run_and_one_that_fails_is_shown_with_its_reason(fold
     assert "trained ['central', '1']" in (made / "logs" / "one-worker-repeat-2.log").read_text()
 
 
+@pytest.mark.all_combinations
 def test_a_run_that_has_reached_the_target_is_ended(folder: Path) -> None:
     args = ["-n", "2", "--strategies", "mirrored", "--until", "accuracy=0.3", "--json", "--out", "out"]
     done = compare(*args, SCRIPT, "forever")
@@ -131,6 +132,7 @@ def test_bad_input_is_one_line_before_anything_runs(folder: Path, monkeypatch: p
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_comparison_leaves_nothing_running_and_goes_on(folder: Path, number: signal.Signals) -> None:
     command = [*COMPARE, "-n", "2", "--strategies", "mirrored,central", SCRIPT, "stay"]
@@ -163,6 +165,7 @@ def test_an_interrupted_comparison_leaves_nothing_running_and_goes_on(folder: Pa
     assert "is continued: 1 of its runs is there, 2 are left" in lines[0] and "run 2 of 3, mirrored on 2" in lines[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_interrupts_the_report_loses_no_run(folder: Path, number: signal.Signals) -> None:
     Path("{seed}").mkdir()
@@ -181,6 +184,7 @@ def test_who_interrupts_the_report_loses_no_run(folder: Path, number: signal.Sig
     assert "run 1 of" not in done.stderr and len(list(folder.glob("hocket-compare/*/report.html"))) == 1
 
 
+@pytest.mark.all_combinations
 def test_who_interrupts_what_failed_before_is_told_so(folder: Path) -> None:
     (folder / "broken").write_text("")
     options = ["-n", "2", "--strategies", "mirrored", "--out", "out", SCRIPT, "fail while", "broken"]

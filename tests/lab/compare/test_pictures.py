@@ -24,6 +24,7 @@ def named(metric: str) -> Comparison:
     return made(entries=entries, target=Goal(metric, 0.55, rises=True))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("metric", ["cost $a_b", "a$\\frac$b", "损失 😀", "a\nb\0c", "\ud800", "<b>&"])
 def test_a_metric_may_have_any_name(metric: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():

@@ -98,6 +98,7 @@ def test_a_python_without_torch(tmp_path: Path) -> None:
     assert found["python"]["state"] == "ok" and "no virtual environment" in found["python"]["seen"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("code", "said"),
     [

@@ -87,6 +87,7 @@ def test_an_interpreter_that_is_not_there(sshd: Sshd) -> None:
     assert wrong(found) == {("a", "ssh")} and "/nowhere/python" in found["a", "ssh"]["seen"]
 
 
+@pytest.mark.all_combinations
 def test_what_is_between_hosts(rig: Rigs, tmp_path: Path) -> None:
     """Of three hosts that are well one is behind a slow link; then two have a wall between, and a fourth is cut off.
 

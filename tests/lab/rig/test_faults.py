@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from conftest import Rigs
 from lab.rig.test_rig import sleeping
 
@@ -64,6 +65,7 @@ def moved(rig: Rig, sender: str, receiver: str) -> int:
     return count
 
 
+@pytest.mark.all_combinations
 def test_the_rate_is_limited_in_both_directions(rig: Rigs) -> None:
     made = rig(2, "20mbit")
     made.set_rate("h1", None)  # so what follows is due to h2 alone

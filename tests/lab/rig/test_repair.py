@@ -49,6 +49,7 @@ def lose_nearly_all(rig: Rig) -> None:
 DAMAGES = [lose_a_name, lose_all_names, lose_the_folder, garble, lose_files, lose_the_cable, lose_nearly_all]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_down_removes_what_is_left_of_a_damaged_rig(rig: Rigs, damage: Callable[[Rig], None]) -> None:
     made = rig(2)
@@ -84,6 +85,7 @@ def test_a_rig_whose_process_was_killed_is_replaced(rig: Rigs) -> None:
     assert len(rig(3, name=name).hosts) == 3
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("args", [["up", "2"], ["down"], ["exec", "true"], ["list"]], ids=lambda args: args[0])
 def test_without_root_the_reason_is_one_line(rig: Rigs, args: list[str]) -> None:
     code = (

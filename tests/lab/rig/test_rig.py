@@ -42,6 +42,7 @@ def remains(name: str) -> list[Path]:
     return [path for folder in folders for path in Path(folder).glob(f"*{name}*")]
 
 
+@pytest.mark.all_combinations
 def test_a_rig_by_command(rig: Rigs, tmp_path: Path) -> None:
     name = rig.name()
     made = command("up", "3", "--rate", "100mbit", "--name", name)
