@@ -43,6 +43,18 @@ def test_the_others_go_on(
     test_regrouping.check(tmp_path, found, deaths, size)
 
 
+@pytest.mark.parametrize("strategy", ["local_sgd(period=4)", "diloco(period=3)", "central", "delayed"])
+def test_the_others_go_on_with_every_strategy(pool: Pool, tmp_path: Path, strategy: str) -> None:
+    deaths = {1: (5, "forward")}
+    found = pool.outcomes_with_death(
+        3, test_regrouping.train, 1, str(tmp_path), deaths, 0, strategy, None, "cuda", on_loss="continue",
+        share_gpus=True,
+    )  # fmt: skip
+    left = [found[0], found[2]]
+    assert all(not isinstance(each, Exception) for each in left), left
+    assert left[0][0] == left[1][0] and [each[2] for each in left] == [2, 2]
+
+
 @pytest.mark.parametrize("strategy", ["mirrored", "central", "central(fused=True)"])
 @pytest.mark.parametrize("phase", ["forward", "between"])
 def test_a_lost_worker_is_replaced(pool: Pool, tmp_path: Path, strategy: str, phase: str) -> None:

@@ -311,6 +311,70 @@ def test_nan_is_found_where_it_is_asked_for(pool: Pool) -> None:
         assert isinstance(outcome, RemoteError) and "rank 1: " in outcome.message
 
 
+def all_the_data(workers: int, optimizer: str, options: dict[str, Any]) -> list[torch.Tensor]:
+    """Three steps over 43 samples; ``workers`` 0 is one plain process."""
+    case = Case(optimizer=optimizer, options=options, samples=43, device="cuda")
+    model, chosen, loader = make(case, max(workers, 1))
+    if workers:
+        model, chosen, loader = hocket.distribute(model, chosen, loader, strategy="full_batch")
+    else:
+        loader = torch.utils.data.DataLoader(loader.dataset, case.samples)
+
+    def closure() -> torch.Tensor:
+        chosen.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device="cuda")
+        for x, y in loader:
+            loss = ((model(x.cuda()) - y.cuda()) ** 2).mean() / len(loader)
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    for _ in range(3):
+        chosen.step(closure)
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [("SGD", {"lr": 0.1}), ("LBFGS", {"max_iter": 4, "history_size": 3, "line_search_fn": "strong_wolfe"})],
+)
+def test_full_batches_are_all_the_data(pool: Pool, optimizer: str, options: dict[str, Any], size: int) -> None:
+    plain = all_the_data(0, optimizer, options)
+    for mine in shared(pool, size, all_the_data, 1, optimizer, options):
+        for expected, parameter in zip(plain, mine, strict=True):
+            assert torch.allclose(expected, parameter, rtol=1e-7, atol=1e-9)
+
+
+def normalized(workers: int) -> list[torch.Tensor]:
+    """Batch norm over the batch of all workers; ``workers`` 0 is one plain process with whole batches of 8."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)]
+    model = nn.Sequential(*layers).double().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(44, 4, generator=random, dtype=torch.float64)
+    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
+    loader: Any = torch.utils.data.DataLoader(data, 8 // max(workers, 1))
+    if workers:
+        hocket.sync_batchnorm(model)
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    for _ in range(2):
+        for inputs, targets in loader:
+            ((model(inputs.cuda()) - targets.cuda()) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [each.detach().double().cpu() for each in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_batch_norm_is_over_all_workers(pool: Pool, size: int) -> None:
+    plain = normalized(0)
+    for mine in shared(pool, size, normalized, size):
+        for expected, each in zip(plain, mine, strict=True):
+            assert torch.allclose(expected, each, rtol=1e-9, atol=1e-9)
+
+
 def by_hand() -> list[float]:
     mine = torch.full((1000,), float(hocket.rank()), device="cuda")
     return [

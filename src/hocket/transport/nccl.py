@@ -20,6 +20,7 @@ from hocket.transport.store import Store
 _LOOKS = 5  # sums of each size that are timed, after one that is not
 _NAP = 5e-5  # seconds between two looks at whether sums are there, where workers may be lost
 _LOOK = 0.05  # seconds between two looks at whether all workers live
+_GRACE = 10.0  # seconds from an error of NCCL until it must be known who was lost
 _SMALL, _BIG = 1 << 10, 1 << 22  # elements of what is timed
 
 
@@ -68,6 +69,7 @@ class NcclGroup:
         if look is None:
             self._group.eager_connect_single_device(device)
             return
+        self._stream = torch.cuda.Stream(device)  # waits for sums, and for nothing else
         with ThreadPoolExecutor(1, "hocket-nccl") as thread:
             connected = thread.submit(self._group.eager_connect_single_device, device)
             try:
@@ -81,7 +83,12 @@ class NcclGroup:
         """Replace ``tensor`` by the sum over all ranks, after what the current stream has to do now."""
         if self._group is None:
             raise WorkerLost("the GPUs are no longer connected: another rank was lost; see its output for the reason")
-        return self._group.allreduce([tensor], dist.AllreduceOptions())
+        try:
+            return self._group.allreduce([tensor], dist.AllreduceOptions())
+        except dist.DistBackendError as error:
+            if self.look is None:
+                raise WorkerLost(f"NCCL has lost another rank ({_last(error)}): see its output") from None
+            return _Refused(_last(error))  # who waits for the sum finds out who was lost
 
     def measure(self) -> Cost:
         """Find out what a sum takes now; collective, and takes as long as about ten sums of 16 MB."""
@@ -105,7 +112,23 @@ class NcclGroup:
     def await_all(self, works: Sequence[Any]) -> None:
         """Wait until the sums of ``works`` are there, on this rank; raises if a worker is lost meanwhile."""
         assert self.look is not None
-        self._await(lambda: all(work.is_completed() for work in works), self.look)
+        begin = time.monotonic()
+        refused = next((work for work in works if isinstance(work, _Refused)), None)
+        if refused is None:
+            with torch.cuda.stream(self._stream):
+                for work in works:
+                    work.wait()
+                there = self._stream.record_event()
+            self._await(there.query, self.look)  # a work that has failed would say that it is completed
+            return
+
+        def look() -> None:
+            assert self.look is not None
+            self.look()
+            if time.monotonic() - begin > _GRACE:
+                raise JobError(f"NCCL has failed, and all workers live: {refused.why}; NCCL_DEBUG=INFO says more")
+
+        self._await(lambda: False, look)
 
     def _await(self, is_done: Callable[[], bool], look: Callable[[], None]) -> None:
         begin = last = time.monotonic()
@@ -129,3 +152,14 @@ class NcclGroup:
         group, self._group = self._group, None
         if group is not None:
             group.abort()
+
+
+class _Refused(NamedTuple):
+    """A sum that NCCL has refused to begin."""
+
+    why: str
+
+
+def _last(error: object) -> str:
+    """The line of NCCL's error that says what has happened."""
+    return str(error).strip().splitlines()[-1].strip()
