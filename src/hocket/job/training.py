@@ -63,7 +63,7 @@ class Training:
         self.strategies: list[Strategy] = []
         self.idle: list[functools.partial[Strategy]] = []
         self.checks: dict[Strategy, ReplicaCheck] = {}
-        self.scalings: list[Scaling] = []
+        self.scalings: list[FollowingRates] = []
         self.metrics: dict[str, float] = {}
         self.loaders = self.passes = 0
         self.batch = BatchAtWork()
@@ -173,7 +173,7 @@ class Training:
         return state
 
 
-class Scaling(Protocol):
+class FollowingRates(Protocol):
     """Learning rates that follow the global batch."""
 
     def state(self) -> list[Any]: ...

@@ -20,7 +20,7 @@ from hocket.transport.waiting import Note
 _MOST_NUMBERS = 1 << 30  # bytes of the numbers of rows in one message
 
 
-class Answers:
+class AnswersToWorker:
     """Answers the messages of one worker.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from hocket.config import Config
 from hocket.coordinator import coordinator_client as coordinator
 from hocket.coordinator.coordinator_service import Ask, Tell
-from hocket.server.answers import Answers
+from hocket.server.answers import AnswersToWorker
 from hocket.server.server_service import Service
 from hocket.transport.replies import Answer, Body, Reception
 from hocket.transport.requests import COORDINATOR, SERVER
@@ -29,7 +29,7 @@ class Front:
         self.who = f"server {config.server}"
         self._config, self._service = config, service
         self._lock = threading.Lock()
-        self._answers: dict[int, Answers] = {}
+        self._answers: dict[int, AnswersToWorker] = {}
         self._reception = Reception(self, secret, SERVER + config.server)
         try:
             self.said = self._reception.open_for(config, f"server-{config.server}")
@@ -56,7 +56,7 @@ class Front:
             return Answer(self._hear(kind, head))
         answers = self._answers.get(peer)
         if answers is None:
-            answers = self._answers[peer] = Answers(self._service, peer)
+            answers = self._answers[peer] = AnswersToWorker(self._service, peer)
         # Without its ``look``: a push counts, and its wait goes on, until the coordinator says that the worker is lost.
         return answers.answer(kind, head, body, note.__call__)
 

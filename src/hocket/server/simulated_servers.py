@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from hocket.comm.simulated_peers import SimulatedNetwork, SimulatedPeers
 from hocket.coordinator.coordinator_service import Ask, Batch, CoordinatorService
 from hocket.errors import JobError
-from hocket.server.answers import Answers
+from hocket.server.answers import AnswersToWorker
 from hocket.server.server_client import Client
 from hocket.server.server_service import Service
 from hocket.server.terms import Kind
@@ -124,7 +124,7 @@ class _AnsweredBy:
         self.service, self.who = service, f"server {service.number}"
 
     def answer(self, peer: int, kind: int, head: dict[str, Any], body: Body, note: Note) -> Answer:
-        return Answers(self.service, peer).answer(kind, head, body, note)
+        return AnswersToWorker(self.service, peer).answer(kind, head, body, note)
 
     def lose(self, peer: int, why: str) -> None:
         """Nothing to do: the coordinator tells the server of losses."""

@@ -53,10 +53,10 @@ class Simulation:
         self._scheduled = 0
         self._time = 0.0
         self._started = 0
-        self._live: dict[Task[Any], None] = {}  # in the order in which they were started
-        self._ready: list[tuple[float, int, Task[Any]]] = []  # when each goes on; may have outdated entries
+        self._live: dict[SimulatedThread[Any], None] = {}  # in the order in which they were started
+        self._ready: list[tuple[float, int, SimulatedThread[Any]]] = []  # when each goes on; may have outdated entries
         self.threads: set[threading.Thread] = set()  # threads that nobody has joined
-        self.current: Task[Any] | None = None
+        self.current: SimulatedThread[Any] | None = None
         self.failure: BaseException | None = None
         self._over = threading.Event()
 
@@ -93,7 +93,7 @@ class Simulation:
         """Let virtual time pass."""
         self.pause(self._time + max(seconds, 0.0))
 
-    def start(self, function: Callable[[], T], name: str) -> Task[T]:
+    def start(self, function: Callable[[], T], name: str) -> SimulatedThread[T]:
         """Call a function in another simulated thread; ``result()`` raises what the function raises."""
         return self._make(function, name, False)
 
@@ -109,7 +109,7 @@ class Simulation:
     def pause(self, until: float) -> None:
         """Let others run until a virtual time, or until somebody sets another one for this thread."""
         me = self.current
-        assert isinstance(me, Task), "only a simulated thread can wait"
+        assert isinstance(me, SimulatedThread), "only a simulated thread can wait"
         if self.failure is not None:
             raise _Ended
         me.ready, me.frame = until, sys._getframe(1)
@@ -122,11 +122,11 @@ class Simulation:
         if self.failure is not None:
             raise _Ended
 
-    def note(self, ready: float, number: int, task: Task[Any]) -> None:
+    def note(self, ready: float, number: int, task: SimulatedThread[Any]) -> None:
         """The time at which a thread goes on has changed."""
         heapq.heappush(self._ready, (ready, number, task))
 
-    def end(self, task: Task[Any], error: BaseException | None) -> None:
+    def end(self, task: SimulatedThread[Any], error: BaseException | None) -> None:
         """A thread has ended: let the next one run."""
         del self._live[task]
         if error is not None and self.failure is None:
@@ -137,8 +137,8 @@ class Simulation:
             self.current = None
             self._over.set()
 
-    def _make(self, function: Callable[[], T], name: str, is_worker: bool) -> Task[T]:
-        task = Task(self, function, name, self._started, is_worker)
+    def _make(self, function: Callable[[], T], name: str, is_worker: bool) -> SimulatedThread[T]:
+        task = SimulatedThread(self, function, name, self._started, is_worker)
         self._started += 1
         self._live[task] = None
         self.threads.add(task.thread)
@@ -157,7 +157,7 @@ class Simulation:
         self.current = following
         following.baton.release()
 
-    def _run_events(self) -> Task[Any]:
+    def _run_events(self) -> SimulatedThread[Any]:
         """Call what is to happen before the next thread goes on; returns that thread."""
         while True:
             following = self._next()
@@ -170,7 +170,7 @@ class Simulation:
             except BaseException as error:
                 self.failure = error
 
-    def _next(self) -> Task[Any]:
+    def _next(self) -> SimulatedThread[Any]:
         """The thread that goes on next; any thread, if none can go on."""
         while self._ready:
             ready, _, task = self._ready[0]
@@ -190,7 +190,7 @@ class _Ended(BaseException):
     """Ends a simulated thread where it waits; nothing but the thread's own end catches it."""
 
 
-class Task(Generic[T]):
+class SimulatedThread(Generic[T]):
     """A simulated thread."""
 
     def __init__(self, simulation: Simulation, function: Callable[[], T], name: str, number: int, is_worker: bool):
@@ -203,7 +203,7 @@ class Task(Generic[T]):
         self._is_done = False
         self._found: list[T] = []
         self._error: BaseException | None = None
-        self._waiting: list[Task[Any]] = []
+        self._waiting: list[SimulatedThread[Any]] = []
         self.thread = threading.Thread(target=self._run, name=f"simulated-{number}", daemon=True)
 
     @property
@@ -265,10 +265,10 @@ class SimulatedCondition:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._owner: Task[Any] | None = None
+        self._owner: SimulatedThread[Any] | None = None
         self._depth = 0
-        self._entering: list[Task[Any]] = []
-        self._waiting: list[Task[Any]] = []
+        self._entering: list[SimulatedThread[Any]] = []
+        self._waiting: list[SimulatedThread[Any]] = []
 
     def __enter__(self) -> bool:
         self._take(1)
@@ -324,7 +324,7 @@ class SimulatedCondition:
         self._owner, self._depth = None, 0
         self._wake(self._entering)
 
-    def _wake(self, tasks: list[Task[Any]]) -> None:
+    def _wake(self, tasks: list[SimulatedThread[Any]]) -> None:
         for each in tasks:
             each.ready = self._simulation.now()
         tasks.clear()

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hocket.comm.bucket_layout import Layout, align, cut
 from hocket.errors import WorkerLost
-from hocket.updates.undo_log import Part, UndoLog
+from hocket.updates.undo_log import ChangedRange, UndoLog
 from hocket.updates.update import Owners, Range, Step, Trained, Update
 
 _PIECE = 1 << 16  # elements per thread; with gradient and state a few pieces fit into the second-level cache
@@ -126,7 +126,7 @@ class SlicedUpdate(Update):
 
     def _keep(self, log: UndoLog) -> None:
         """Keep what the step changes; collective if no step has changed some of it so far."""
-        found, parts = list[Found](), list[Part]()
+        found, parts = list[Found](), list[ChangedRange]()
         for run in self._runs:
             state = run.pieces[0].state
             keys = [key for key in state if (run.bucket, key) in self._states]
@@ -135,7 +135,7 @@ class SlicedUpdate(Update):
             if run.present:
                 start, end = self._slice(run, self._owners.rank, self._owners.size)
                 flats = {"": self._parameters[run.bucket]} | {key: self._states[run.bucket, key][0] for key in keys}
-                parts += [Part((run.bucket, key), flat, start, end) for key, flat in flats.items()]
+                parts += [ChangedRange((run.bucket, key), flat, start, end) for key, flat in flats.items()]
         log.keep(parts)
         self._options = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
         self._found = found

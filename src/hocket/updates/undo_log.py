@@ -15,7 +15,7 @@ Key = tuple[int, str]
 _LINE = 8  # numbers of a cache line
 
 
-class Part(NamedTuple):
+class ChangedRange(NamedTuple):
     """What a worker changes of one flat buffer: elements ``start`` to ``end`` of ``live``."""
 
     key: Key
@@ -48,7 +48,7 @@ class UndoLog:
         self._marks: torch.Tensor | None = None
         self._step = 0
 
-    def keep(self, parts: Sequence[Part]) -> None:
+    def keep(self, parts: Sequence[ChangedRange]) -> None:
         """Copy what this worker's next step changes; collective if there is something that no step has changed so far.
 
         Args:

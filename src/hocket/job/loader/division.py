@@ -137,7 +137,7 @@ class Sampler(Protocol):
         ...
 
 
-class Rounds(Protocol):
+class DealtRounds(Protocol):
     """What deals out the batches of a pass where workers are not at the same batches."""
 
     @property
@@ -172,7 +172,7 @@ class DividedPasses:
         marks: Marks,
         sampler: Sampler | None,
         find: Callable[[], Pass | None],
-        rounds: Callable[[], Rounds | None] = lambda: None,
+        rounds: Callable[[], DealtRounds | None] = lambda: None,
     ) -> None:
         self.number, self._mark, self._sampler, self._find = marks.loaders, marks.mark, sampler, find
         self._rounds = rounds

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from hocket.lab.compare import amounts
 from hocket.lab.compare.looks import Look, Looks, short
-from hocket.lab.compare.picture import Axis, Line, Panel, Picture, far_apart, unit_of_seconds
+from hocket.lab.compare.picture import Axis, Panel, Picture, PlottedLine, far_apart, unit_of_seconds
 from hocket.lab.compare.results import Comparison, Contender, Goal, Point
 
 Curves = Sequence[Sequence[Point]]
@@ -121,7 +121,7 @@ def _panel(metric: str, against: str, known: Known, target: Goal | None, looks: 
     ends = [curve[-1].seconds if is_time else float(curve[-1].samples) for _, curves in known for curve in curves]
     scale, unit = unit_of_seconds(ends) if is_time else (1.0, "")
     same = len({entry.workers for entry, _ in known if entry.workers > 1}) == 1
-    lines: list[Line] = []
+    lines: list[PlottedLine] = []
     for number, (entry, curves) in enumerate(known):
         label = short(entry.strategy if same and entry.workers > 1 else entry.name, 40)
         name, shift = f"curve-{number}", number / len(known)
@@ -131,7 +131,7 @@ def _panel(metric: str, against: str, known: Known, target: Goal | None, looks: 
         if points and target is not None:
             at = statistics.median(p.seconds / scale if is_time else p.samples for p in points)
             look = looks.of(entry)
-            lines.append(Line([(at, target.value)], look.tone, marker=look.marker, size=9, joined=False))
+            lines.append(PlottedLine([(at, target.value)], look.tone, marker=look.marker, size=9, joined=False))
     return Panel(
         Axis(f"{_AXES[against]} ({unit})" if unit else _AXES[against], far=far_apart(ends)),
         Axis(short(metric, 30), far=far_apart(p.value for _, curves in known for c in curves for p in c), zero=False),
@@ -141,22 +141,22 @@ def _panel(metric: str, against: str, known: Known, target: Goal | None, looks: 
     )
 
 
-def _lines(name: str, curves: Curves, look: Look, label: str, is_time: bool, scale: float, shift: float) -> list[Line]:
+def _lines(name: str, curves: Curves, look: Look, label: str, is_time: bool, scale: float, shift: float) -> list[PlottedLine]:
     """What shows the spread, then the median with its markers, ``shift`` of their distance later than others."""
-    found: list[Line] = []
+    found: list[PlottedLine] = []
     spread: list[tuple[float, float]] = []
     if is_time:
         rows = [(seconds / scale, value) for seconds, value in against_time(curves)]
         for curve in curves if len(curves) > 1 else ():
             points = [(point.seconds / scale, point.value) for point in curve]
-            found.append(Line(points, look.tone, width=0.8, alpha=0.4))
+            found.append(PlottedLine(points, look.tone, width=0.8, alpha=0.4))
     else:
         medians = against_samples(curves)
         rows = [(row[0], row[1]) for row in medians]
         spread = [(row[2], row[3]) for row in medians] if len(curves) > 1 else []
     every = max(1, len(rows) // _MARKS)
     marked = (int(shift * every), every)
-    median = Line(rows, look.tone, label, look.marker, look.dashes, spread, band=True, marked=marked, name=name)
+    median = PlottedLine(rows, look.tone, label, look.marker, look.dashes, spread, band=True, marked=marked, name=name)
     return [*found, median]
 
 

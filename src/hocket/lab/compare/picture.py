@@ -37,7 +37,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Line:
+class PlottedLine:
     """Points that are joined, marked, or both.
 
     Attributes:
@@ -69,7 +69,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Part:
+class Segment:
     """A part of a bar: how long it is, its colour and pattern, and what the legend calls it, if it is there."""
 
     length: float
@@ -83,7 +83,7 @@ class Bar:
     """A row of a panel: a name above, a bar of parts, whiskers from ``lowest`` to ``highest``, and a text after it."""
 
     name: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Segment, ...] = ()
     text: str = ""
     lowest: float = 0.0
     highest: float = 0.0
@@ -104,7 +104,7 @@ class Panel:
 
     x: Axis
     y: Axis = Axis()
-    lines: tuple[Line, ...] = ()
+    lines: tuple[PlottedLine, ...] = ()
     bars: tuple[Bar, ...] = ()
     title: str = ""
     level: tuple[float, str] | None = None

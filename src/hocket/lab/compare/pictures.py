@@ -12,7 +12,7 @@ from pathlib import Path
 from hocket.errors import UsageError
 from hocket.lab.compare import amounts, comparison_folder, drawing, metric_pictures, scaling_pictures, summary
 from hocket.lab.compare.looks import PARTS, Looks, short
-from hocket.lab.compare.picture import Axis, Bar, Line, Panel, Part, Picture, far_apart, unit_of_seconds
+from hocket.lab.compare.picture import Axis, Bar, Panel, Picture, PlottedLine, Segment, far_apart, unit_of_seconds
 from hocket.lab.compare.results import Comparison, Contender, Spread
 
 _FEW = 6  # panels of staleness that may be large
@@ -97,7 +97,7 @@ def _bars(
         if value is None:
             bars.append(Bar(name, text=why))
         else:
-            part, scaled = Part(value.median / unit, look.tone, look.hatch), value.over(unit)
+            part, scaled = Segment(value.median / unit, look.tone, look.hatch), value.over(unit)
             bars.append(Bar(name, (part,), text(value), scaled.lowest, scaled.highest))
     far = far_apart(each for bar in bars if bar.parts for each in (bar.lowest, bar.highest))
     return Panel(Axis(label, far=far), bars=tuple(bars))
@@ -222,7 +222,7 @@ def _shares(comparison: Comparison, _: Looks) -> list[Picture]:
     bars = tuple(
         Bar(
             f"{short(entry.name, 30)}: {summary.shares(entry)}",
-            tuple(Part(100 * entry.shares.get(part, 0.0), part, hatch, part) for part, hatch in PARTS.items()),
+            tuple(Segment(100 * entry.shares.get(part, 0.0), part, hatch, part) for part, hatch in PARTS.items()),
         )
         for entry in comparison.entries
         if entry.shares
@@ -246,7 +246,7 @@ def _staleness(comparison: Comparison, looks: Looks) -> list[Picture]:
             Panel(
                 Axis("staleness (updates between pull and push)", zero=False, count=8),
                 Axis("pushes (%)", count=3 if few else 2),
-                (Line(points, look.tone, columns=look.hatch, name=f"bar-{number}"),),
+                (PlottedLine(points, look.tone, columns=look.hatch, name=f"bar-{number}"),),
                 title=f"{short(entry.name, 34)}: mean {amounts.plain(mean, 2)}",
             )
         )

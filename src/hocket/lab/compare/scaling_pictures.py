@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hocket.lab.compare import scaling
 from hocket.lab.compare.looks import BASELINE, Looks, short
-from hocket.lab.compare.picture import Axis, Line, Panel, Picture, far_apart, unit_of_seconds
+from hocket.lab.compare.picture import Axis, Panel, Picture, PlottedLine, far_apart, unit_of_seconds
 from hocket.lab.compare.results import Comparison, Spread
 
 _CURVE = 60  # points of a fitted law
@@ -15,7 +15,7 @@ _TITLE = 23  # letters above a panel that has another one beside it
 
 
 @dataclass(frozen=True)
-class Scaling:
+class ScalingCurve:
     """One strategy on several worker counts.
 
     Attributes:
@@ -33,7 +33,7 @@ class Scaling:
     gunther: scaling.Law | None
 
 
-def scalings(comparison: Comparison) -> list[Scaling]:
+def scalings(comparison: Comparison) -> list[ScalingCurve]:
     """The scaling of samples a second, for strategies that ran on two worker counts or more besides one worker."""
     baseline = comparison.baseline.speed if comparison.baseline else None
     found = []
@@ -46,7 +46,7 @@ def scalings(comparison: Comparison) -> list[Scaling]:
         points = [(entry.workers, run.speed / one) for entry, _ in known for run in entry.good if run.speed]
         spreads = tuple(speed.over(one) for _, speed in known)
         counts = tuple(entry.workers for entry, _ in known)
-        found.append(Scaling(strategy, counts, spreads, scaling.amdahl(points), scaling.gunther(points)))
+        found.append(ScalingCurve(strategy, counts, spreads, scaling.amdahl(points), scaling.gunther(points)))
     return found
 
 
@@ -56,13 +56,13 @@ def pictures(comparison: Comparison, looks: Looks) -> list[Picture]:
     return [*(_speed_up_and_efficiency(comparison, known, looks) if known else []), *_trade_off(comparison, looks)]
 
 
-def _speed_up_and_efficiency(comparison: Comparison, known: Sequence[Scaling], looks: Looks) -> list[Picture]:
+def _speed_up_and_efficiency(comparison: Comparison, known: Sequence[ScalingCurve], looks: Looks) -> list[Picture]:
     columns = 2 if len(known) > 1 and max(len(one.strategy) for one in known) <= _TITLE else 1  # long names need room
     doubts = unlike(comparison)
     counts = (1, *(count for one in known for count in one.counts))
     highest = max(spread.highest for one in known for spread in one.speed_ups)
     top = max(highest * 1.1, min(max(counts), highest * 1.4))
-    ideal = Line([(count, 100.0) for count in (1, max(counts))], "soft", "ideal", width=1)
+    ideal = PlottedLine([(count, 100.0) for count in (1, max(counts))], "soft", "ideal", width=1)
     percents = [ideal, *(_measured(one, 100.0, looks, short(one.strategy, 40), joined=True) for one in known)]
     most = max([105.0, *(1.05 * high for line in percents for _, high in line.spread)])
     return [
@@ -86,28 +86,28 @@ def _speed_up_and_efficiency(comparison: Comparison, known: Sequence[Scaling], l
     ]
 
 
-def _speed_up(one: Scaling, counts: tuple[int, ...], top: float, looks: Looks, columns: int) -> Panel:
+def _speed_up(one: ScalingCurve, counts: tuple[int, ...], top: float, looks: Looks, columns: int) -> Panel:
     most = max(counts)
     xs = [1 + (most - 1) * step / _CURVE for step in range(_CURVE + 1)]
-    lines = [Line([(1, 1), (most, most)], "soft", "ideal", width=1)]
+    lines = [PlottedLine([(1, 1), (most, most)], "soft", "ideal", width=1)]
     # Where the two are the same, both are still seen: a broad pale line below, a thin one with gaps on it.
     if one.gunther is not None:
         points = [(x, one.gunther.speed_up(x)) for x in xs]
-        lines.append(Line(points, looks.of_strategy(one.strategy).tone, "Gunther's law", width=5, alpha=0.4))
+        lines.append(PlottedLine(points, looks.of_strategy(one.strategy).tone, "Gunther's law", width=5, alpha=0.4))
     if one.amdahl is not None:
         points = [(x, one.amdahl.speed_up(x)) for x in xs]
-        lines.append(Line(points, "ink", "Amdahl's law", dashes=(5, 2), width=1.2))
+        lines.append(PlottedLine(points, "ink", "Amdahl's law", dashes=(5, 2), width=1.2))
     lines.append(_measured(one, 1.0, looks, "measured", joined=False))
     title = short(one.strategy, _TITLE if columns > 1 else 46)
     return Panel(Axis("workers", counts, count=2), Axis("speed-up (×)", most=top, count=4), tuple(lines), title=title)
 
 
-def _measured(one: Scaling, at_one: float, looks: Looks, label: str, *, joined: bool) -> Line:
+def _measured(one: ScalingCurve, at_one: float, looks: Looks, label: str, *, joined: bool) -> PlottedLine:
     """Speed-ups with whiskers, or with 100 for one worker, the per cent of what would be ideal."""
     look = looks.of_strategy(one.strategy)
     each = [1 / at_one if not joined else count / at_one for count in one.counts]
     spreads = [Spread(at_one, at_one, at_one), *(s.over(unit) for s, unit in zip(one.speed_ups, each, strict=True))]
-    return Line(
+    return PlottedLine(
         [(count, spread.median) for count, spread in zip((1, *one.counts), spreads, strict=True)],
         look.tone,
         label,
@@ -132,7 +132,7 @@ def _trade_off(comparison: Comparison, looks: Looks) -> list[Picture]:
         points = [(e.workers + e.servers, spread.median) for e, spread in own]
         spread = [(spread.lowest, spread.highest) for _, spread in own]
         label = short(strategy, 40) or "one worker"
-        lines.append(Line(points, look.tone, label, look.marker, look.dashes, spread, size=5.5))
+        lines.append(PlottedLine(points, look.tone, label, look.marker, look.dashes, spread, size=5.5))
     alone = comparison.baseline.time_to_target if comparison.baseline else None
     panel = Panel(
         Axis("processes: workers and servers", counts),
@@ -169,7 +169,7 @@ def _range(counts: set[int]) -> str:
     return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
 
 
-def _says(known: Sequence[Scaling], *, doubted: bool) -> tuple[str, ...]:
+def _says(known: Sequence[ScalingCurve], *, doubted: bool) -> tuple[str, ...]:
     """What the laws say of each strategy, and how far to trust them."""
     found = []
     if doubted:
