@@ -141,7 +141,9 @@ def _panel(metric: str, against: str, known: Known, target: Goal | None, looks: 
     )
 
 
-def _lines(name: str, curves: Curves, look: Look, label: str, is_time: bool, scale: float, shift: float) -> list[PlottedLine]:
+def _lines(
+    name: str, curves: Curves, look: Look, label: str, is_time: bool, scale: float, shift: float
+) -> list[PlottedLine]:
     """What shows the spread, then the median with its markers, ``shift`` of their distance later than others."""
     found: list[PlottedLine] = []
     spread: list[tuple[float, float]] = []
