@@ -11,13 +11,15 @@ ROOT = Path(__file__).parent.parent / "src" / "hocket"
 LAYERS = ["transport", "comm", "updates", "coordinator", "server", "capture", "strategies", "job", "launch"]
 COMMON = {  # for everyone, and what of each other they may import
     "errors": set(),
-    "config": {"errors"},
+    "setting": {"errors"},
+    "config": {"errors", "setting"},
     "messages": {"errors"},
     "events": {"errors", "config", "messages"},
     "spans": {"events"},
     "specs": {"errors"},
 }
 FOR_EVERYONE = {"__init__", *COMMON}
+PUBLIC = {"hooks": "job"}  # modules that users import, built on a layer
 CALLER = ROOT / "launch" / "function.py"
 OBSERVERS = {"rich", "tensorboard"}  # what observe may import beside the standard library
 NO_TORCH = [
@@ -96,6 +98,8 @@ def check_imports(path: Path) -> None:
         assert there <= {here, *FOR_EVERYONE}, path
         others = {name.split(".")[0] for name in imported(path)} - {"hocket", *sys.stdlib_module_names}
         assert others <= OBSERVERS, f"{path} must not import {others - OBSERVERS}"
+    elif here in PUBLIC:
+        assert there <= {here, PUBLIC[here], *FOR_EVERYONE}, path
     else:
         assert here in ("lab", "__main__", "__init__"), f"{here} has no place among the layers"
 

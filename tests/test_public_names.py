@@ -8,7 +8,7 @@ def test_public_names() -> None:
         "Asynchronous", "BSP", "Central", "DMB", "Delayed", "DiLoCo", "Downpour", "EASGD", "FullBatch", "Gossip",
         "HocketError", "Hogwild", "KeyValue", "LocalSGD", "Mirrored", "PS", "SSP", "Softsync", "Switch",
         "SyncBatchNorm", "accumulate", "allgather", "allgather_rows", "allreduce", "alltoall", "barrier", "broadcast",
-        "distribute", "gather", "group", "init", "launch", "load", "local_rank", "maximum", "mean", "minimum",
+        "distribute", "gather", "group", "hooks", "init", "launch", "load", "local_rank", "maximum", "mean", "minimum",
         "on_change", "rank", "receive", "reduce", "reduce_scatter", "report", "resume", "save", "scale_lr", "scatter",
         "send", "settle", "share", "size", "sync_batchnorm", "total", "weight",
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hocket import hooks as hooks
     from hocket.errors import HocketError as HocketError
     from hocket.job.accumulate_share_weight import accumulate as accumulate
     from hocket.job.accumulate_share_weight import share as share
@@ -99,6 +100,7 @@ _HOMES = {
     "distribute": "hocket.job.distribute",
     "gather": "hocket.job.collectives",
     "group": "hocket.job.group_calls",
+    "hooks": "hocket.hooks",
     "init": "hocket.job.worker",
     "launch": "hocket.launch",
     "load": "hocket.job.checkpoint.save_load_resume",
@@ -131,7 +133,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hocket' has no attribute {name!r}")
     home = import_module(_HOMES[name])
-    value = home if name == "launch" else getattr(home, name)  # that package can be called
+    value = home if _HOMES[name] == f"hocket.{name}" else getattr(home, name)  # modules are public as they are
     globals()[name] = value
     return value
 

@@ -14,100 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.errors import UsageError
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One value that a user may set by flag or environment variable.
-
-    Attributes:
-        default: What holds when nobody sets it, as a text.
-        help: What it does, in one sentence.
-        reads: Gives the value that a text means, or raises UsageError.
-        choices: The texts allowed; empty means any.
-        for_launcher: Whether only the launcher knows the setting, and no worker.
-        for_hosts: Whether the setting is for several hosts only; it is for the launcher then.
-        name: The flag without its dashes.
-    """
-
-    default: str
-    help: str
-    reads: Callable[[Setting, str], Any]
-    choices: tuple[str, ...] = ()
-    for_launcher: bool = False
-    for_hosts: bool = False
-    name: str = ""
-
-    @property
-    def variable(self) -> str:
-        return "HOCKET_" + self.name.replace("-", "_").upper()
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
-        return self.choices == ("off", "on")
-
-    def read(self, text: str) -> Any:
-        """The value that ``text`` means; a UsageError names the flag and what it allows."""
-        return self.reads(self, text)
-
-
-def _text(_: Setting, text: str) -> str:
-    return text
-
-
-def _text_or_none(_: Setting, text: str) -> str | None:
-    return text or None
-
-
-def _folder(setting: Setting, text: str) -> str:
-    if not text:
-        raise UsageError(f"--{setting.name} '': must be the name of a folder")
-    return text
-
-
-def _choice(setting: Setting, text: str) -> str:
-    if text not in setting.choices:
-        raise UsageError(f"--{setting.name} {text}: the choices are {', '.join(setting.choices)}")
-    return text
-
-
-def _switch(setting: Setting, text: str) -> bool:
-    return _choice(setting, text) == "on"
-
-
-def _seconds(setting: Setting, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        example = f"--{setting.name} {setting.default}"
-        raise UsageError(f"--{setting.name} {text}: must be a positive number of seconds, for example {example}")
-    return value
-
-
-def _count(least: int, **words: Any) -> Callable[[Setting, str], Any]:
-    """Reads whole numbers from ``least``, and ``words`` as their values; ``_`` stands for ``-``, alone for no text."""
-    known = {word.strip("_").replace("_", "-"): value for word, value in words.items()}
-
-    def read(setting: Setting, text: str) -> Any:
-        if text in known:
-            return known[text]
-        if not text.isdecimal() or int(text) < least:
-            name, also = setting.name, "".join(f" or {word}" for word in known if word)
-            raise UsageError(f"--{name} {text}: must be a whole number from {least}{also}, for example --{name} 100")
-        return int(text)
-
-    return read
-
+from hocket.setting import Setting, any_text, choice, count, folder, seconds, switch, text_or_none
 
 _DEFAULT: Any = object()
 ALGORITHMS = ("auto", "ring", "tree", "halving_doubling", "star", "direct", "hierarchical")
 
 
 def _setting(
-    default: str, help: str, reads: Callable[[Setting, str], Any] = _text, *, unset: Any = _DEFAULT, **more: Any
+    default: str, help: str, reads: Callable[[Setting, str], Any] = any_text, *, unset: Any = _DEFAULT, **more: Any
 ) -> Any:
     """A field of ``Config`` that is a setting; ``unset`` is its value where nobody sets it, if not the default's."""
     made = Setting(default, help, reads, **more)
@@ -157,11 +71,11 @@ class Config:
         "gossip, hogwild, or with servers ps, bsp, ssp, asynchronous, softsync, downpour.",
         unset=None,
     )
-    timeout: float = _setting("1800", "Seconds to wait for a rank that is alive but does not arrive.", _seconds)
+    timeout: float = _setting("1800", "Seconds to wait for a rank that is alive but does not arrive.", seconds)
     on_nan: str | None = _setting(
         "raise",
         "A gradient that is not finite: end the job, skip the step on all ranks, or do not look.",
-        _choice,
+        choice,
         choices=("raise", "skip", "ignore"),
         unset=None,
     )
@@ -169,94 +83,94 @@ class Config:
         "auto",
         "What follows when a worker is killed: the job ends, the others continue, or they continue and a new worker "
         "replaces the lost one; auto is the last of these that the strategy, the data and the script allow.",
-        _choice,
+        choice,
         choices=("auto", "end", "continue", "replace"),
     )
     spares: int = _setting(
         "0",
         "How many processes stand by for lost workers, with the script run up to where its rank matters.",
-        _count(0),
+        count(0),
     )
     notice: float = _setting(
-        "30", "Seconds that a worker has, after SIGTERM, to finish its batch and leave the others.", _seconds
+        "30", "Seconds that a worker has, after SIGTERM, to finish its batch and leave the others.", seconds
     )
     min_workers: int = _setting(
-        "1", "The fewest workers with which a job goes on after a loss; with fewer, the job ends.", _count(1)
+        "1", "The fewest workers with which a job goes on after a loss; with fewer, the job ends.", count(1)
     )
     max_losses: int = _setting(
-        "10", "How many workers may be lost within an hour; with one more, the job ends.", _count(0)
+        "10", "How many workers may be lost within an hour; with one more, the job ends.", count(0)
     )
     batch: str | int = _setting(
         "auto",
         "The batch of all workers: fixed stays as it is at the start, whoever comes and goes; per-worker keeps each "
         "one's part, so that the whole changes; or a number of samples. auto is fixed where workers may change.",
-        _count(1, auto="auto", fixed="fixed", per_worker="per-worker"),
+        count(1, auto="auto", fixed="fixed", per_worker="per-worker"),
     )
     max_part: int = _setting(
-        "4", "How many times its first samples a worker may get when others are lost; then the job ends.", _count(1)
+        "4", "How many times its first samples a worker may get when others are lost; then the job ends.", count(1)
     )
     transport: str = _setting(
         "auto",
         "How bytes move: auto and tcp are shared memory on a host (x86-64 Linux), else TCP; gloo is PyTorch's Gloo.",
-        _choice,
+        choice,
         choices=("auto", "shared-memory", "gloo", "tcp"),
     )
     algorithm: str = _setting(
-        "auto", "How sums between hosts are made; auto is what measured links favour.", _choice, choices=ALGORITHMS
+        "auto", "How sums between hosts are made; auto is what measured links favour.", choice, choices=ALGORITHMS
     )
     share_gpus: bool = _setting(
-        "off", "Let several workers share a GPU, over NCCL: for trials and tests.", _switch, choices=("off", "on")
+        "off", "Let several workers share a GPU, over NCCL: for trials and tests.", switch, choices=("off", "on")
     )
     checkpoint: str | None = _setting(
         "",
         "The folder for checkpoints of a script that calls hocket.resume(); the same command continues from there.",
-        _folder,
+        folder,
         unset=None,
     )
-    checkpoint_every: int = _setting("500", "Steps between two checkpoints.", _count(1))
-    checkpoint_keep: int = _setting("3", "How many checkpoints are kept.", _count(1))
+    checkpoint_every: int = _setting("500", "Steps between two checkpoints.", count(1))
+    checkpoint_keep: int = _setting("3", "How many checkpoints are kept.", count(1))
     check_replicas: int | None = _setting(
         "auto",
         "Every so many steps, compare the parameters of all workers and end the job if they differ; 0 is never, "
         "auto in the first steps, at checkpoints, at the end, and between for 0.5 % of the time.",
-        _count(0, auto=None),
+        count(0, auto=None),
     )
-    servers: int = _setting("0", "How many parameter servers, for the strategies that need them: ps …", _count(0))
+    servers: int = _setting("0", "How many parameter servers, for the strategies that need them: ps …", count(0))
     tls: str = _setting(
         "auto",
         "Encryption between workers and servers over TCP; auto is wherever a server can be reached from beyond its "
         "host.",
-        _choice,
+        choice,
         choices=("auto", "on", "off"),
     )
     timeline: str | None = _setting(
-        "", "A .json file for the timeline of the run, for Perfetto, Chrome, hocket trace.", _text_or_none
+        "", "A .json file for the timeline of the run, for Perfetto, Chrome, hocket trace.", text_or_none
     )
     verbose: bool = _setting(
-        "off", "Say more: which parameters are on which server, for example.", _switch, choices=("off", "on")
+        "off", "Say more: which parameters are on which server, for example.", switch, choices=("off", "on")
     )
     hide_torch_env: bool = _setting(
         "off",
         "Keep RANK, WORLD_SIZE … from the script, so that accelerate, the HF Trainer or Lightning wrap nothing.",
-        _switch,
+        switch,
         choices=("off", "on"),
     )
     seed: int | None = _setting(
-        "", "Where hocket.init() starts all random numbers of a worker; else the script does.", _count(0, _=None)
+        "", "Where hocket.init() starts all random numbers of a worker; else the script does.", count(0, _=None)
     )
     run_dir: str = _setting(
-        "hocket-runs", "The folder for the records of runs, one folder each.", _folder, for_launcher=True
+        "hocket-runs", "The folder for the records of runs, one folder each.", folder, for_launcher=True
     )
     ssh: str = _setting(
         "ssh", "The command for reaching the hosts of -H, with options: 'ssh -p 2222 -i key'.", for_hosts=True
     )
     python: str | None = _setting(
-        "", "The interpreter on the other hosts, if it is not at the same path as here.", _text_or_none, for_hosts=True
+        "", "The interpreter on the other hosts, if it is not at the same path as here.", text_or_none, for_hosts=True
     )
     interface: str | None = _setting(
         "",
         "The network interface for the job, or several (eth0,ens3); else it is found.",
-        _text_or_none,
+        text_or_none,
         for_hosts=True,
     )
 
