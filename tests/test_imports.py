@@ -87,6 +87,8 @@ def check_imports(path: Path) -> None:
                 "channel.py",
                 "preflight.py",
                 "recruits.py",
+                "reception.py",
+                "dialing.py",
             ):  # messages, and addresses
                 allowed.add("transport")
             if path.name in ("cli.py", "agent.py"):  # the command has the tools' commands; an agent answers a doctor

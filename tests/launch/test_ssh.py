@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from hocket.errors import UsageError
-from hocket.launch import ssh
+from hocket.launch.engines import ssh
+from hocket.launch.engines.ssh import SshEngine
 from hocket.launch.host_list import Host
 
 NODE = Host("node1", 4)
@@ -25,8 +26,10 @@ def test_the_command() -> None:
 
 def test_this_machine_needs_no_ssh() -> None:
     for name in ("localhost", "127.0.0.1"):
-        assert ssh.command(Host(name), "ssh", "/other/python", {})[0] == sys.executable
-    assert ssh.command(Host("me@localhost"), "ssh", None, {})[0] == "ssh"
+        link = SshEngine([], "/nowhere/ssh", "/other/python").begin(Host(name), 0)
+        link.close(0)
+    with pytest.raises(UsageError, match="/nowhere/ssh cannot be started"):
+        SshEngine([], "/nowhere/ssh").begin(Host("me@localhost"), 0)
 
 
 def test_an_ssh_command_that_no_shell_would_read() -> None:

@@ -231,7 +231,8 @@ def connect(
 
 def reach_coordinator(config: Config, secret: bytes, name: int, deadline: float) -> Wire:
     """A connection to the coordinator, as ``name``, on which nothing was said yet."""
-    is_beside = config.host_address in (None, config.address) and config.rendezvous is not None
+    # Several names of one machine have one address, and count as several hosts: the first has the coordinator.
+    is_beside = config.host_address in (None, config.address) and config.rendezvous is not None and not config.group
     if config.coordinator_port is None and (not is_beside or config.transport == "gloo"):
         raise JobError("HOCKET_COORDINATOR_PORT is not set: start the script with hocket run")
     where = {

@@ -1,7 +1,8 @@
 """The launcher's hand on one host: starts its part of the job, passes on what that writes, and ends it.
 
-Started as ``ssh HOST python -m hocket.launch.agent``. It talks frames with the launcher over its standard input and
-output, and ends with everything of the job when these end, or when the launcher has been silent for 10 seconds.
+Started as ``ssh HOST python -m hocket.launch.agent``, it talks frames with the launcher over its standard input and
+output; ``dialing`` is the other way. It ends with everything of the job when these end, or when the launcher has been
+silent for 10 seconds.
 """
 
 from __future__ import annotations
@@ -36,16 +37,28 @@ _MOST_PENDING = 4 << 20  # bytes for the launcher beyond which workers have to w
 
 
 def main() -> None:
-    """Serve one job."""
+    """Serve one job, at the other end of the standard input and output."""
     with Signals() as signals:
-        channel = _take_over_streams()
-        agent = _Agent(channel, signals)
-        try:
-            channel.send_raw(MARKER)
-            channel.send("hello", **machine.describe())
-            agent.serve()
-        finally:
-            agent.close()
+        serve(_take_over_streams(), signals, machine.ssh_address())
+
+
+def serve(channel: Channel, signals: Signals, address: str | None, secret: bytes = b"") -> int:
+    """Serve one job; returns the status for the shell.
+
+    Args:
+        channel: Leads to the launcher.
+        signals: Collects signals.
+        address: The address of this host that has been of use, if that is known.
+        secret: The job's secret, if it is known here; else the launcher says it.
+    """
+    agent = _Agent(channel, signals, secret)
+    try:
+        channel.send_raw(MARKER)
+        channel.send("hello", **machine.describe(), address=address)
+        agent.serve()
+    finally:
+        agent.close()
+    return 0 if agent.ended_in_order else 1
 
 
 def _take_over_streams() -> Channel:
@@ -59,16 +72,16 @@ def _take_over_streams() -> Channel:
 
 
 class _Agent:
-    def __init__(self, channel: Channel, signals: Signals) -> None:
+    def __init__(self, channel: Channel, signals: Signals, secret: bytes) -> None:
         self._channel, self._signals = channel, signals
         self._crew: LocalCrew | None = None
         self._reaching: _Reaching | None = None
-        self._secret, self._number, self._name = b"", 0, ""
+        self._secret, self._number, self._name = secret, 0, ""
         self._base = config.environment()
         self._base.pop("PYTHONSAFEPATH", None)  # was meant for the agent
         self._told: set[CrewMember] = set()  # processes whose end the launcher knows
         self._heard = self._pinged = time.monotonic()
-        self._is_over = self._has_given_notice = False
+        self._is_over = self._has_given_notice = self.ended_in_order = False
         self._later: list[Frame] = []  # processes that are to be started
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel.reader, selectors.EVENT_READ, _nothing)
@@ -172,7 +185,7 @@ class _Agent:
                 self._channel.send("ended", name=member.name, status=member.returncode)
 
     def _take_job(self, frame: Frame) -> None:
-        self._secret, self._number = frame.body, int(frame.head["number"])
+        self._secret, self._number = frame.body or self._secret, int(frame.head["number"])
         self._base.update(frame.head["environment"])
 
     def _check(self, frame: Frame) -> None:
@@ -254,7 +267,7 @@ class _Agent:
             self._crew.close()
         self._channel.send("bye")
         self._flush(2.0)
-        self._is_over = True
+        self._is_over = self.ended_in_order = True
 
     def _say_trouble(self, text: str) -> None:
         self._channel.send("trouble", text=text)

@@ -6,16 +6,19 @@ import contextlib
 import os
 import selectors
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from hocket.errors import JobError, UsageError
 from hocket.launch import channel, leftovers
 from hocket.launch.channel import Channel, Frame
 from hocket.launch.host_list import Host
+from hocket.launch.interview import Answers, Interview, Question, Talk
+from hocket.launch.reception import Reception
 from hocket.launch.signals import Signals
 from hocket.observe.timeline import HostClock
 
@@ -28,8 +31,24 @@ _PATIENCE = 3.0  # seconds of silence after which an end is not waited for
 T = TypeVar("T")
 
 
+def here() -> list[str]:
+    """The command of an agent on this machine; modules that lie in the folder are none of the agent's."""
+    return [sys.executable, "-P", "-m", "hocket.launch.agent"]
+
+
+def said(words: Sequence[str]) -> str:
+    """The last of these lines in brackets, if there are any."""
+    lines = [word.strip() for word in words if word.strip()]
+    return f" ({' / '.join(lines[-3:])})" if lines else ""
+
+
 class AgentLink:
-    """The connection to one host.
+    """The connection to one host: to a process that leads to its agent, or to an agent that has dialed.
+
+    Args:
+        host: The host.
+        number: Its number in the job.
+        command: Leads to the agent; without one, the agent dials.
 
     Attributes:
         host: The host.
@@ -41,9 +60,11 @@ class AgentLink:
         words: The last lines that ssh, the shell or the agent wrote to their standard error.
         trouble: Why nothing more comes; empty while all is well.
         is_done: Whether it has said that its part is over.
+        channel: What is said; to an agent that has not dialed yet, it waits.
+        stderr: The descriptor of what the process writes to its standard error; -1 if there is none.
     """
 
-    def __init__(self, host: Host, number: int, command: Sequence[str]) -> None:
+    def __init__(self, host: Host, number: int, command: Sequence[str] = ()) -> None:
         self.host, self.number = host, number
         self.hello: dict[str, Any] = {}
         self.clock = 0.0
@@ -55,22 +76,47 @@ class AgentLink:
         self._noise = bytearray()  # what came before the marker
         self._has_begun = False
         self._rest = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self.stderr, self.channel = -1, Channel()
+        if command:
+            self._lead(command)
+
+    def _lead(self, command: Sequence[str]) -> None:
         try:
-            self.process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
                 start_new_session=True,
                 # An agent on this machine is better off cleaning up when its input ends.
-                preexec_fn=None if host.is_here else leftovers.die_with_parent(),  # noqa: PLW1509 - one thread
+                preexec_fn=None if self.host.is_here else leftovers.die_with_parent(),  # noqa: PLW1509 - one thread
             )  # fmt: skip
         except OSError as error:
             reason = f"{command[0]} cannot be started ({error.strerror})"
             raise UsageError(f"{reason}: name the ssh command with --ssh") from None
-        assert self.process.stdin is not None and self.process.stdout is not None and self.process.stderr is not None
-        self.stderr = self.process.stderr.fileno()
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self.stderr = process.stderr.fileno()
         os.set_blocking(self.stderr, False)
-        self.channel = Channel(os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()))
-        self.process.stdout.close()
-        self.process.stdin.close()
+        self.channel = Channel(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
+        process.stdout.close()
+        process.stdin.close()
+
+    @property
+    def has_dialed(self) -> bool:
+        """Whether the agent has proved the job's secret, and so knows it."""
+        return self._process is None and self.channel.reader >= 0
+
+    @property
+    def awaits_call(self) -> bool:
+        """Whether the agent is to dial, and has not."""
+        return self._process is None and self.channel.reader < 0 and self.channel.is_open
+
+    @property
+    def status(self) -> int | None:
+        """The status with which the process ended that leads to the agent; None if it has not, or there is none."""
+        return None if self._process is None else self._process.poll()
+
+    def said(self) -> str:
+        """The last words of that process in brackets, if there are any."""
+        return said(list(self.words))
 
     @property
     def is_over(self) -> bool:
@@ -112,13 +158,21 @@ class AgentLink:
     def close(self, seconds: float = 2.0) -> None:
         """Hang up; the agent sees the end of its input. Waits so long for the process, then kills it."""
         self.channel.close()
+        if self._process is None:
+            return
         try:
-            self.process.wait(seconds)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def await_end(self, seconds: float) -> None:
+        """Wait so long for the process that leads to the agent."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
 
     def _skip_noise(self, data: bytes) -> bytes:
         if self._has_begun:
@@ -134,81 +188,25 @@ class AgentLink:
         return b""
 
 
-class Question(NamedTuple):
-    """What several agents are asked at once.
-
-    Attributes:
-        kind: The kind of the question; empty if nothing is sent, and agents say by themselves what is waited for.
-        answer: The kind of the answer.
-        heads: What to ask each of them.
-        seconds: How long to wait.
-        body: Bytes that go with the question.
-    """
-
-    kind: str
-    answer: str
-    heads: dict[AgentLink, dict[str, Any]]
-    seconds: float
-    body: bytes = b""
-
-
-Answers = dict[AgentLink, dict[str, Any]]
-"""The answers of those that gave one."""
-
-Talk = Generator[Question, Answers, T]
-"""A talk with agents: yields its questions, one after the other, is sent the answers, and returns what it has found."""
-
-
-class Interview:
-    """Carries on a talk with agents, as far as answers have come; waits for nobody.
-
-    Attributes:
-        is_over: Whether the talk has come to its end.
-        found: What it has returned then.
-    """
-
-    def __init__(self, talk: Talk[Any]) -> None:
-        self._talk = talk
-        self._answers: Answers = {}
-        self.is_over = False
-        self.found: Any = None
-        self._ask(lambda: next(talk))
-
-    def take(self, link: AgentLink, frame: Frame) -> None:
-        """An agent has said something."""
-        if not self.is_over and frame.kind == self._question.answer and link in self._question.heads:
-            self._answers[link] = frame.head
-
-    def tick(self, *, hurries: bool = False) -> None:
-        """Go on if nobody is to answer any more, or at once if it ``hurries``; raises what the talk raises."""
-        if self.is_over:
-            return
-        missing = any(link not in self._answers and not link.trouble for link in self._question.heads)
-        if hurries or not missing or time.monotonic() > self._deadline:
-            answers, self._answers = self._answers, {}
-            self._ask(lambda: self._talk.send(answers))
-
-    def _ask(self, step: Callable[[], Question]) -> None:
-        try:
-            self._question = question = step()
-        except StopIteration as end:
-            self.is_over, self.found = True, end.value
-            return
-        self._deadline = time.monotonic() + question.seconds
-        for link, head in question.heads.items() if question.kind else ():
-            link.channel.send(question.kind, question.body, **head)
-
-
 class AgentLinks:
-    """The connections to all hosts of a job."""
+    """The connections to all hosts of a job.
 
-    def __init__(self, links: Sequence[AgentLink], signals: Signals) -> None:
+    Args:
+        links: The connections; more may come.
+        signals: Collects signals.
+        reception: Where agents come in that dial; each gets the link of its number.
+    """
+
+    def __init__(self, links: Sequence[AgentLink], signals: Signals, reception: Reception | None = None) -> None:
         self._received = signals.received
+        self._reception = reception
         self._last = time.monotonic()
         self._minds_silence = self._compares_clocks = False
         self._selector = selectors.PollSelector()  # it also takes files, which the standard input may be
         self._selector.register(signals.fileno(), selectors.EVENT_READ, signals.drain)
         self.all: list[AgentLink] = []
+        if reception is not None:
+            self._selector.register(reception.fileno(), selectors.EVENT_READ, self._welcome)
         for link in links:
             self.add(link)
         self._stop = threading.Event()
@@ -217,14 +215,25 @@ class AgentLinks:
 
     def add(self, link: AgentLink) -> None:
         """One more connection."""
-        self._selector.register(link.stderr, selectors.EVENT_READ, link)
-        self._selector.register(link.channel.reader, selectors.EVENT_READ, link)
+        for descriptor in (link.stderr, link.channel.reader):
+            if descriptor >= 0:
+                self._selector.register(descriptor, selectors.EVENT_READ, link)
         self.all.append(link)
+
+    def _welcome(self) -> None:
+        """Agents have dialed; one that nobody waits for is sent away."""
+        for number, _, connection in self._reception.take() if self._reception is not None else ():
+            awaited = [link for link in self.all if link.number == number and link.awaits_call]
+            if awaited:
+                awaited[0].channel.connect(connection)
+                self._selector.register(connection, selectors.EVENT_READ, awaited[0])
+            else:
+                connection.close()
 
     def drop(self, link: AgentLink) -> None:
         """Hang up on a host that is not needed; waits for its agent, which ends at once, no longer than a moment."""
         self._forget(link)
-        if link.stderr in self._selector.get_map():
+        if self._watches(link.stderr):
             self._selector.unregister(link.stderr)
         self.all.remove(link)
         link.close(0.5)
@@ -307,9 +316,8 @@ class AgentLinks:
 
     def listen_to_end(self, link: AgentLink, seconds: float = 0.5) -> None:
         """Hear the last words of a connection that is over; they come with the end of its process."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            link.process.wait(seconds if link.trouble else 0)
-        if link.stderr in self._selector.get_map() and not link.listen_to_ssh():
+        link.await_end(seconds if link.trouble else 0)
+        if self._watches(link.stderr) and not link.listen_to_ssh():
             self._selector.unregister(link.stderr)
 
     def close(self) -> None:
@@ -327,17 +335,20 @@ class AgentLinks:
 
     def _watch_writer(self, link: AgentLink) -> None:
         line = link.channel
-        watched = line.writer in self._selector.get_map()
-        if line.pending and line.is_open and not watched:
+        watched = self._watches(line.writer)
+        if line.pending and line.is_open and line.writer >= 0 and not watched:
             self._selector.register(line.writer, selectors.EVENT_WRITE, link)
         elif watched and not (line.pending and line.is_open):
             self._selector.unregister(line.writer)
 
     def _forget(self, link: AgentLink) -> None:
         for descriptor in (link.channel.reader, link.channel.writer):
-            if descriptor in self._selector.get_map():
+            if self._watches(descriptor):
                 self._selector.unregister(descriptor)
         link.channel.is_open = False
+
+    def _watches(self, descriptor: int) -> bool:
+        return descriptor >= 0 and descriptor in self._selector.get_map()
 
     def _ping(self) -> None:
         """From a thread of its own: whoever holds up the screen must not make agents think that all is lost."""

@@ -1,4 +1,4 @@
-"""Which hosts a running job is to have: its user names them, a command lists them, one gets notice or comes back."""
+"""Which hosts a running job is to have: its user names them, an engine lists them, one gets notice or comes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hocket.errors import UsageError
 from hocket.launch.crew import Crew
 from hocket.launch.crew_hosts import CrewHosts
-from hocket.launch.discovery import Discovery
+from hocket.launch.engines.engine import Engine
 from hocket.launch.environment import Job
 from hocket.launch.host_list import Host
 from hocket.launch.listener import EventListener
@@ -28,7 +28,7 @@ class ChangingHosts:
         listener: Says what happens.
         newcomers: Knows whether workers can join.
         resizing: Starts workers where there is room, and asks others to leave.
-        discovery: Lists hosts now and then, if there is such a command.
+        engine: Lists hosts now and then, and tells which will be taken away; None in a job of this machine alone.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class ChangingHosts:
         listener: EventListener,
         newcomers: Newcomers,
         resizing: Resizing,
-        discovery: Discovery | None,
+        engine: Engine | None,
     ) -> None:
         self._crew, self._listener, self._newcomers, self._resizing = crew, listener, newcomers, resizing
-        self._discovery, self._fewest = discovery, int(job.setting("min-workers"))
+        self._engine, self._fewest = engine, int(job.setting("min-workers"))
         newcomers.ask_reserve, newcomers.count_reserve = self.ask_reserve, self.count_reserve
         self._arrived = self._lost = 0  # as far as they were looked at
         self._pauses: dict[str, tuple[float, float]] = {}  # of each host: until when, and for how many seconds
@@ -101,17 +101,20 @@ class ChangingHosts:
     def tick(self) -> None:
         """To be called often."""
         hosts = self._crew.hosts
-        if hosts is None:
+        if hosts is None or self._engine is None:
             return
         self._note_losses()
         while hosts.recruits.refused:
             self._note_refusal(*hosts.recruits.refused.pop(0))
         while hosts.noticed:
-            self._heed_notice(hosts, *hosts.noticed.pop(0))
+            name, signal = hosts.noticed.pop(0)
+            self._heed_notice(hosts, name, f"its agent was told so by {signal}", f"its agent was ended by {signal}")
+        for name, why in self._engine.notices():
+            self._heed_notice(hosts, name, why, f"it had to leave: {why}")
         if hosts.arrived > self._arrived:
             self._arrived = hosts.arrived
             self._resizing.fill()
-        if self._discovery is not None and (listed := self._discovery.look(self._listener.say)) is not None:
+        if (listed := self._engine.look(self._listener.say)) is not None:
             self._discover(hosts, listed)
 
     def _hosts(self) -> CrewHosts:
@@ -148,19 +151,19 @@ class ChangingHosts:
         self._resizing.dismiss([member for member in self._crew.members if member.host == name])
         self._listener.note("host leaves", {"host": name}, f"hocket: {name} leaves the job.")
 
-    def _heed_notice(self, hosts: CrewHosts, name: str, signal: str) -> None:
-        """The agent of a host was told to end: the workers there leave on notice, if the others can go on."""
+    def _heed_notice(self, hosts: CrewHosts, name: str, why: str, ended: str) -> None:
+        """A host has to leave: the workers there leave on notice, if the others can go on; else it is lost at once."""
         if name not in hosts.slots:
             return
         mine = [member for member in self._crew.members if member.host == name and member.is_running]
         others = [m for m in self._crew.members if m.takes_part and m.is_running and m.host != name]
         goes_on = others and all(member.survives or member.replaces for member in mine if member.takes_part)
         if hosts.fixed(name) or not goes_on:
-            hosts.drop(name, f"its agent was ended by {signal}")
+            hosts.drop(name, ended)
             return
         hosts.leave(name)
-        line = f"hocket: {name} has to leave: its agent was told so by {signal}; its workers finish their batch."
-        self._listener.note("host leaves", {"host": name, "signal": signal}, line)
+        line = f"hocket: {name} has to leave: {why}; its workers finish their batch."
+        self._listener.note("host leaves", {"host": name, "why": why}, line)
         self._resizing.dismiss(mine, on_notice=True)
 
     def _note_losses(self) -> None:
@@ -172,7 +175,7 @@ class ChangingHosts:
         self._pause(name)
         if self._said.get(name) != why:
             self._said[name] = why
-            again = "; it is asked again now and then" if self._discovery is not None else ""
+            again = "; it is asked again now and then" if self._engine is not None and self._engine.looks else ""
             self._listener.note(
                 "host refused", {"host": name, "why": why}, f"hocket: {name} cannot join the job: {why}{again}."
             )

@@ -1,4 +1,4 @@
-"""The two-way line between the launcher and an agent on another host: messages over two pipes, on which nobody blocks.
+"""The two-way line between the launcher and an agent: messages over two pipes or a socket, on which nobody blocks.
 
 Messages have the one format of the job (see ``transport.wire``); the head of each says its ``kind`` in words. An agent
 writes a marker before its first message, so that whatever a shell prints at login is not taken for one.
@@ -7,6 +7,8 @@ writes a marker before its first message, so that whatever a shell prints at log
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import threading
 from typing import Any, NamedTuple
 
@@ -17,10 +19,11 @@ MARKER = b"\n\0hocket agent, messages from here\0\n"
 MOST = 1 << 20  # bytes of a head, and of a body
 _KIND = 0  # of every message here: the head says more
 _READ = 1 << 18
+_WANTS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Channel:
-    """One end of the line; it owns both descriptors.
+    """One end of the line; it owns both descriptors. Without them, what is sent waits until it is connected.
 
     Attributes:
         reader: The descriptor to wait on for something to come.
@@ -28,15 +31,25 @@ class Channel:
         is_open: Whether the other end is there, as far as is known.
     """
 
-    def __init__(self, reader: int, writer: int) -> None:
+    def __init__(self, reader: int = -1, writer: int = -1) -> None:
         self.reader, self.writer = reader, writer
         self.is_open = True
+        self._connection: socket.socket | None = None
         self._decoder = messages.Decoder(MOST, MOST)
         self._out = bytearray()
-        self._own = {reader, writer}
+        self._own = {reader, writer} - {-1}
         self._lock = threading.Lock()  # the launcher says from a thread that it is alive
-        for descriptor in (reader, writer):
+        for descriptor in self._own:
             os.set_blocking(descriptor, False)
+
+    def connect(self, connection: socket.socket) -> None:
+        """The other end is at ``connection``, which this end owns from now on."""
+        connection.setblocking(False)
+        with self._lock:
+            self._connection, self.reader = connection, connection.fileno()
+            self.writer = os.dup(self.reader)  # who waits for room waits for it under another number
+            self._own.add(self.writer)
+        self.flush()
 
     @property
     def pending(self) -> int:
@@ -57,9 +70,10 @@ class Channel:
         """Write what is pending, as far as there is room."""
         with self._lock:
             try:
-                while self._out and self.is_open:
-                    del self._out[: os.write(self.writer, self._out)]
-            except BlockingIOError:
+                while self._out and self.is_open and self.writer >= 0:
+                    sends = self._connection.send if self._connection is not None else self._write
+                    del self._out[: sends(self._out)]
+            except _WANTS:
                 pass
             except OSError:
                 self._out.clear()  # whether all is over, the reader will tell
@@ -80,8 +94,8 @@ class Channel:
     def read(self) -> bytes:
         """The bytes that have come, at most some 256 KiB of them; notices the end."""
         try:
-            data = os.read(self.reader, _READ)
-        except BlockingIOError:
+            data = os.read(self.reader, _READ) if self._connection is None else self._receive(self._connection)
+        except _WANTS:
             return b""
         except OSError:
             data = b""
@@ -99,6 +113,18 @@ class Channel:
             self._out.clear()
             while self._own:  # a number that was closed may be another one's by now
                 os.close(self._own.pop())
+            if self._connection is not None:
+                self._connection.close()
+
+    def _write(self, data: bytearray) -> int:
+        return os.write(self.writer, data)
+
+    def _receive(self, connection: socket.socket) -> bytes:
+        with self._lock:  # OpenSSL reads and writes one at a time
+            data = connection.recv(_READ)
+            while isinstance(connection, ssl.SSLSocket) and (left := connection.pending()):
+                data += connection.recv(left)  # what is decrypted already makes no descriptor readable
+            return data
 
 
 class Frame(NamedTuple):

@@ -32,6 +32,7 @@ from hocket.launch import (
     supervisor,
 )
 from hocket.launch.discovery import Discovery
+from hocket.launch.engines.ssh import SshEngine
 from hocket.launch.environment import Job
 from hocket.launch.flags import takes_settings
 from hocket.launch.host_list import Host, Wishes
@@ -136,9 +137,9 @@ def run(
 
     if named:
         dealt = _server_hosts(server_hosts, job.servers) if server_hosts is not None else {}
-        wishes = _wishes(named, workers, settings, export or [], dealt)
-        with contextlib.closing(discovery) if discovery is not None else contextlib.nullcontext():
-            sys.exit(remote.run_on_hosts(job, wishes, log_dir, record, drawn, discovery))
+        wishes = _wishes(named, workers, settings, export or [], dealt, discovery)
+        with contextlib.closing(wishes.engine):
+            sys.exit(remote.run_on_hosts(job, wishes, log_dir, record, drawn))
     called = report is not None or with_parent is not None  # its end is that of the caller, who waits for it
     sys.exit(supervisor.run(job, log_dir, record(job, None), report, timeline=drawn, gives_notice=not called))
 
@@ -193,18 +194,22 @@ def _server_hosts(text: str, servers: int) -> dict[str, list[int]]:
 
 
 def _wishes(
-    named: list[Host], workers: str, settings: dict[str, str], export: list[str], servers: dict[str, list[int]]
+    named: list[Host],
+    workers: str,
+    settings: dict[str, str],
+    export: list[str],
+    servers: dict[str, list[int]],
+    discovery: Discovery | None,
 ) -> Wishes:
     """What the user says about the hosts, after a look at it."""
     bounds = machine.worker_bounds(workers)
     if bounds is None and workers != "auto" and (not workers.isdecimal() or int(workers) < 1):
         raise UsageError(f"-n {workers}: must be a number of workers from 1, or be left out for all slots of the hosts")
     count = None if workers == "auto" else bounds[1] if bounds else int(workers)
-    return Wishes(
-        named, count, settings.get("ssh") or config.SETTINGS["ssh"].default, settings.get("python") or None,
-        settings.get("interface") or None, config.exported(export), servers,
-        bounds[0] if bounds else None,
-    )  # fmt: skip
+    command, exported = settings.get("ssh") or config.SETTINGS["ssh"].default, config.exported(export)
+    engine = SshEngine(named, command, settings.get("python") or None, exported, discovery)
+    least = bounds[0] if bounds else None
+    return Wishes(named, count, engine, settings.get("interface") or None, exported, servers, least)
 
 
 def _checked(given: dict[str, str]) -> dict[str, str]:

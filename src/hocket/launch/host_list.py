@@ -7,8 +7,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hocket.errors import UsageError
+
+if TYPE_CHECKING:
+    from hocket.launch.engines.engine import Engine
 
 # A name that ssh takes: letters, digits, dots; a user before @; an IPv6 address. Never an option.
 _NAME = re.compile(r"(?!-)(?:[\w.+-]+@)?(?!-)(?:[\w.-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*(?:%[\w.-]+)?)")
@@ -41,8 +45,7 @@ class Wishes:
     Attributes:
         hosts: The hosts, in the order of their ranks.
         workers: How many of the slots to take, or the most of them if there is a least; None is all.
-        ssh: The ssh command.
-        python: The interpreter on other hosts; None is the same path as here.
+        engine: Has agents begin on them, and says which hosts there are later.
         interface: The network interface for the job; None is the one that is found.
         exported: Variables for the environment of all workers.
         servers: The numbers of the servers on each host that has some, by its name; none means that they are dealt
@@ -52,8 +55,7 @@ class Wishes:
 
     hosts: Sequence[Host]
     workers: int | None
-    ssh: str
-    python: str | None
+    engine: Engine
     interface: str | None
     exported: dict[str, str]
     servers: Mapping[str, Sequence[int]] = field(default_factory=dict)

@@ -34,7 +34,6 @@ def describe() -> dict[str, Any]:
         "free memory": free_memory(),
         "time": time.time(),
         "network": _network(),
-        "ssh address": ssh_address(),
     }
 
 

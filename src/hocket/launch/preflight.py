@@ -11,14 +11,15 @@ from typing import Any
 
 from hocket import __version__, config
 from hocket.errors import HostError
-from hocket.launch import host_list, machine, scripts, ssh
-from hocket.launch.agent_links import AgentLink, AgentLinks, Answers, Question, Talk
+from hocket.launch import host_list, machine, scripts
+from hocket.launch.agent_links import AgentLink, AgentLinks
+from hocket.launch.engines.engine import Engine
 from hocket.launch.environment import HostPart, Job, Ports
 from hocket.launch.host_list import Host, Wishes
+from hocket.launch.interview import Answers, Question, Talk
 from hocket.launch.signals import Signals
 from hocket.transport import routes
 
-_CONNECT = 30.0  # seconds until an agent has to have said hello
 _ANSWER = 30.0
 _TRY = 4.0  # seconds to try all addresses of all hosts at once
 _CLOCKS = 30.0
@@ -73,12 +74,12 @@ def gather(wishes: Wishes, job: Job, signals: Signals) -> ReadyHosts:
     started: list[AgentLink] = []
     try:
         for number, host in enumerate(_needed(wishes)):
-            started.append(AgentLink(host, number, ssh.command(host, wishes.ssh, wishes.python, wishes.exported)))
+            started.append(wishes.engine.begin(host, number))
     except BaseException:
         for link in started:
             link.close()
         raise
-    links = AgentLinks(started, signals)
+    links = AgentLinks(started, signals, wishes.engine.reception)
     try:
         return links.carry_out(_First(wishes, job, links, signals).run())
     except BaseException:
@@ -96,10 +97,10 @@ class Preflight:
 
     def connect(self, links: list[AgentLink]) -> Talk[list[AgentLink]]:
         """The hosts whose agents said hello and are of the same versions as this process."""
-        yield Question("", "hello", {link: {} for link in links}, _CONNECT)
+        yield Question("", "hello", {link: {} for link in links}, self._wishes.engine.patience)
         good = []
         for link in links:
-            problem = compare_versions(link.hello) if link.hello else why_silent(self._links, link, self._wishes.python)
+            problem = compare_versions(link.hello) if link.hello else why_silent(self._links, link, self._wishes.engine)
             if problem:
                 self.problems.append((link, problem))
             else:
@@ -119,7 +120,8 @@ class Preflight:
     def look_for_script(self, links: list[AgentLink]) -> Talk[None]:
         """Tell agents the job, and look whether the script is there, with the same contents as here."""
         for link in links:
-            link.channel.send("job", self._job.secret, number=link.number, environment=self._wishes.exported)
+            secret = b"" if link.has_dialed else self._job.secret
+            link.channel.send("job", secret, number=link.number, environment=self._wishes.exported)
         command = list(self._job.command[:2])
         what = f"module {command[1]!r}" if command[0] == "-m" else f"script {command[0]!r}"
         base = config.environment()
@@ -143,7 +145,7 @@ class Preflight:
         answered = yield Question(kind, answer, asked, _ANSWER)
         for link in asked:
             if link not in answered:
-                self.problems.append((link, why_silent(self._links, link, self._wishes.python)))
+                self.problems.append((link, why_silent(self._links, link, self._wishes.engine)))
         return answered
 
 
@@ -279,7 +281,7 @@ def explore(
     found = {}
     for link in reached:
         entries = [(name, address) for name, address in listening[link]["addresses"]]
-        node = routes.Node(link.host.name, entries, link.hello["ssh address"])
+        node = routes.Node(link.host.name, entries, link.hello["address"])
         for other in reached:
             if other is not link:
                 node.reached_by[other.host.name] = {
@@ -294,13 +296,12 @@ def slots_of(link: AgentLink) -> int:
     return int(link.host.slots or link.hello["gpus"] or link.hello["cores"])
 
 
-def why_silent(links: AgentLinks, link: AgentLink, python: str | None) -> str:
-    """Why an agent does not answer; ``python`` is the interpreter that the user named for other hosts."""
+def why_silent(links: AgentLinks, link: AgentLink, engine: Engine) -> str:
+    """Why an agent does not answer, that ``engine`` was to start."""
     links.listen_to_end(link)
     if link.hello:
-        return f"{link.trouble or f'no answer within {_ANSWER:.0f} s'}{ssh.said(list(link.words))}: try again"
-    there = sys.executable if link.host.is_here else python or sys.executable
-    return ssh.diagnose(link.host, list(link.words), link.process.poll(), there)
+        return f"{link.trouble or f'no answer within {_ANSWER:.0f} s'}{link.said()}: try again"
+    return engine.why_silent(link)
 
 
 def compare_versions(hello: dict[str, Any]) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hocket.errors import UsageError
-from hocket.launch import preflight, ssh
-from hocket.launch.agent_links import AgentLink, AgentLinks, Interview, Talk
+from hocket.launch import preflight
+from hocket.launch.agent_links import AgentLink, AgentLinks
 from hocket.launch.channel import Frame
 from hocket.launch.environment import HostPart, Job
 from hocket.launch.host_list import Host, Wishes
+from hocket.launch.interview import Interview, Talk
 from hocket.transport import routes
 
 _TRY = 2.0  # seconds to try addresses; agents of the job pass on no output meanwhile
@@ -75,9 +76,8 @@ class Recruits:
     def _begin(self, there: Mapping[AgentLink, HostPart]) -> None:
         hosts, self._asked = self._asked, []
         for host in hosts:
-            command = ssh.command(host, self._wishes.ssh, self._wishes.python, self._wishes.exported)
             try:
-                link = AgentLink(host, self._number, command)
+                link = self._wishes.engine.begin(host, self._number)
             except UsageError as error:
                 self.refused.append((host.name, str(error)))
                 continue
@@ -139,7 +139,7 @@ class _Looks(preflight.Preflight):
             if link not in reached:
                 continue
             entries = [(name, address) for name, address in listening[link]["addresses"]]
-            node = routes.Node(link.host.name, entries, link.hello["ssh address"])
+            node = routes.Node(link.host.name, entries, link.hello["address"])
             for other in reached:
                 if other is not link:
                     seen = {address for number, address in reached[other]["found"] if number == link.number}

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.launch import preflight, ssh, supervisor
+from hocket.launch import preflight, supervisor
 from hocket.launch.agent_links import AgentLink
 from hocket.launch.channel import Frame
 from hocket.launch.crew import Chunk, Crew, CrewMember, Loss, Room
 from hocket.launch.crew_hosts import CrewHosts
-from hocket.launch.discovery import Discovery
 from hocket.launch.environment import Job, members
 from hocket.launch.host_list import Wishes
 from hocket.launch.preflight import ReadyHosts
@@ -39,12 +38,8 @@ def run_on_hosts(
     log_dir: Path | None = None,
     make_record: MakeRecord = lambda *_: None,
     timeline: Timeline | None = None,
-    discovery: Discovery | None = None,
 ) -> int:
-    """Run ``job`` on the hosts of ``wishes`` to its end; its size is known when the hosts have been looked at.
-
-    ``discovery`` says which hosts there are later.
-    """
+    """Run ``job`` on the hosts of ``wishes`` to its end; its size is known when the hosts have been looked at."""
     with Signals() as signals:
         ready = preflight.gather(wishes, job, signals)
         with contextlib.closing(ready.links):
@@ -57,7 +52,7 @@ def run_on_hosts(
                 return RemoteCrew(sized, ready, wishes)
 
             return supervisor.run(
-                job, log_dir, recorder, start=start, signals=signals, timeline=timeline, discovery=discovery
+                job, log_dir, recorder, start=start, signals=signals, timeline=timeline, engine=wishes.engine
             )
 
 
@@ -180,9 +175,9 @@ class RemoteCrew(Crew):
         for member in mine:
             member.is_lost = member.is_running
         self._links.listen_to_end(link)
-        status = link.process.poll()
+        status = link.status
         ended = "" if status is None else f", {'its agent' if link.host.is_here else 'ssh'} with status {status}"
-        reason = f"{link.trouble}{ended}{ssh.said(list(link.words))}"
+        reason = f"{link.trouble}{ended}{link.said()}"
         numbers = {role: [m.number for m in mine if m.role == role] for role in ("rank", "server", "coordinator")}
         self.losses.append(
             Loss(link.host.name, numbers["rank"], reason, numbers["server"], coordinator=bool(numbers["coordinator"]))

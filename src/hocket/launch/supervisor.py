@@ -16,7 +16,7 @@ from hocket.events import Replicas, Stage, Survival
 from hocket.launch import host_list, report
 from hocket.launch.changing_hosts import ChangingHosts
 from hocket.launch.crew import Chunk, Crew, CrewMember, Loss
-from hocket.launch.discovery import Discovery
+from hocket.launch.engines.engine import Engine
 from hocket.launch.environment import Job, members
 from hocket.launch.job_socket import Answers, JobSocket
 from hocket.launch.listener import EventListener, script_name
@@ -46,7 +46,7 @@ def run(
     summary: bool = True,
     timeline: Timeline | None = None,
     gives_notice: bool = True,
-    discovery: Discovery | None = None,
+    engine: Engine | None = None,
 ) -> int:
     """Run ``job`` to its end; return the exit status for the shell. Afterwards nothing of it is left.
 
@@ -60,6 +60,7 @@ def run(
         summary: Whether something is said of a run that ended well.
         timeline: Is given what they did when, and is finished at the end.
         gives_notice: Whether workers have some time to leave in order when this process gets SIGTERM.
+        engine: Says which hosts there are later, in a job over several.
     """
     if int(job.setting("min-workers")) > job.size:
         raise UsageError(f"--min-workers {job.setting('min-workers')}, and the job has {job.size}: name fewer")
@@ -75,7 +76,7 @@ def run(
             if timeline is not None:
                 timeline.clock = crew.clock
             watching = _Supervisor(
-                job, crew, screen, logs, listener, collected.received, gives_notice=gives_notice, discovery=discovery
+                job, crew, screen, logs, listener, collected.received, gives_notice=gives_notice, engine=engine
             )
             with contextlib.closing(JobSocket(job.mark, crew, watching.answers)):
                 outcome = watching.watch()
@@ -101,7 +102,7 @@ class _Supervisor:
         received: list[int],
         *,
         gives_notice: bool,
-        discovery: Discovery | None,
+        engine: Engine | None,
     ) -> None:
         self._job, self._crew, self._screen, self._listener = job, crew, screen, listener
         self._received, self._gives_notice = received, gives_notice
@@ -112,7 +113,7 @@ class _Supervisor:
         self._newcomers = Newcomers(job, crew, listener)
         self._losses = Losses(job, crew, listener, self._newcomers)
         self._resizing = Resizing(job, crew, listener, self._newcomers)
-        self._hosts = ChangingHosts(job, crew, listener, self._newcomers, self._resizing, discovery)
+        self._hosts = ChangingHosts(job, crew, listener, self._newcomers, self._resizing, engine)
         self.answers: Answers = {"describe": self._describe, "resize": self._resize}
 
     def watch(self) -> Outcome:

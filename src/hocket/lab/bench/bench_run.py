@@ -18,6 +18,7 @@ from hocket.errors import UsageError
 from hocket.lab.bench.bench_table import here, print_json, print_table
 from hocket.lab.rig import Rig
 from hocket.launch import machine, remote, supervisor
+from hocket.launch.engines.ssh import SshEngine
 from hocket.launch.environment import Job
 from hocket.launch.host_list import Host, Wishes
 from hocket.observe.timeline import Timeline
@@ -129,4 +130,5 @@ def _wishes(rig: Rig, workers: int) -> Wishes:
     """All hosts of the rig, which share this machine's cores, with equally many workers on each."""
     each = workers // len(rig.hosts)
     threads = {"OMP_NUM_THREADS": str(max(1, machine.cores() // workers)), "PYTHONPATH": os.pathsep.join(sys.path)}
-    return Wishes([Host(name, each) for name in rig.hosts], None, rig.ssh, None, None, threads)
+    hosts = [Host(name, each) for name in rig.hosts]
+    return Wishes(hosts, None, SshEngine(hosts, rig.ssh, None, threads), None, threads)

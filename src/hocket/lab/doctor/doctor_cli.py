@@ -17,6 +17,7 @@ from hocket.lab.doctor import doctor_visit, host_links, small_allreduce
 from hocket.lab.doctor.findings import Finding, State, count
 from hocket.lab.doctor.host_links import HostPair
 from hocket.launch import host_list, machine
+from hocket.launch.engines.ssh import SshEngine
 from hocket.launch.flags import flag
 from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
@@ -52,14 +53,10 @@ def doctor(
     except OSError as error:
         raise UsageError(f"the working folder cannot be used ({error.strerror}): change to another") from None
     told = config.told()
-    wishes = Wishes(
-        named or [Host("localhost")],
-        None,
-        ssh or told.get("ssh") or config.SETTINGS["ssh"].default,
-        python or told.get("python"),
-        interface or told.get("interface"),
-        config.exported(),
-    )
+    hosts, exported = named or [Host("localhost")], config.exported()
+    command = ssh or told.get("ssh") or config.SETTINGS["ssh"].default
+    engine = SshEngine(hosts, command, python or told.get("python"), exported)
+    wishes = Wishes(hosts, None, engine, interface or told.get("interface"), exported)
     with Signals() as signals:
         _say(f"looking at {f'{len(named)} hosts and what is between them' if named else 'this machine'} …")
         found = doctor_visit.look(wishes, signals, alone=not named)

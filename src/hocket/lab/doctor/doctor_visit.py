@@ -16,9 +16,10 @@ from hocket.lab.doctor import findings as found_out
 from hocket.lab.doctor import host_links
 from hocket.lab.doctor.findings import Finding, note, ok, wrong
 from hocket.lab.doctor.host_links import HostPair, Trip
-from hocket.launch import machine, preflight, ssh
-from hocket.launch.agent_links import AgentLink, AgentLinks, Answers, Talk
+from hocket.launch import machine, preflight
+from hocket.launch.agent_links import AgentLink, AgentLinks
 from hocket.launch.host_list import Host, Wishes
+from hocket.launch.interview import Answers, Talk
 from hocket.launch.signals import Signals
 from hocket.transport import routes
 
@@ -59,9 +60,8 @@ def look(wishes: Wishes, signals: Signals, *, alone: bool) -> Diagnosis:
     started: list[AgentLink] = []
     try:
         for number, host in enumerate(wishes.hosts):
-            command = ssh.command(host, wishes.ssh, wishes.python, wishes.exported)
             try:
-                started.append(AgentLink(host, number, command))
+                started.append(wishes.engine.begin(host, number))
             except UsageError as error:
                 found.findings.append(found_out.split("ssh", str(error)).at("" if alone else host.name))
     except BaseException:
@@ -103,7 +103,7 @@ class _Visit:
         good = []
         for link in self._links.all:
             if not link.hello:
-                problem = preflight.why_silent(self._links, link, self._wishes.python)
+                problem = preflight.why_silent(self._links, link, self._wishes.engine)
                 self._add(link, found_out.split("agent" if link.host.is_here else "ssh", problem))
                 continue
             if not self._alone:
@@ -134,7 +134,7 @@ class _Visit:
                 for entry in found_out.read(said["findings"]):
                     self._add(link, entry)
             except (ValueError, TypeError):
-                reason = f"the checks there ended with status {said.get('status')}{ssh.said(list(link.words))}"
+                reason = f"the checks there ended with status {said.get('status')}{link.said()}"
                 remedy = "see what python -m hocket.lab.doctor.doctor_checks . '' here says"
                 self._add(link, wrong("checks", reason, remedy))
         return [link for link in links if link in answers]
@@ -217,7 +217,7 @@ class _Visit:
         for link in asked:
             if link not in answered:
                 self._unfit.add(link)
-                self._add(link, found_out.split("agent", preflight.why_silent(self._links, link, self._wishes.python)))
+                self._add(link, found_out.split("agent", preflight.why_silent(self._links, link, self._wishes.engine)))
         return answered
 
     def _ask_all(self, kind: str, answer: str, questions: Answers) -> Talk[Answers]:

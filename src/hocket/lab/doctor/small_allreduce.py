@@ -18,6 +18,7 @@ from pathlib import Path
 from hocket import config
 from hocket.lab.doctor.findings import Finding, note, ok, wrong
 from hocket.launch import leftovers, machine
+from hocket.launch.engines.ssh import SshEngine
 from hocket.launch.host_list import Host, Wishes
 from hocket.launch.signals import Signals
 
@@ -63,9 +64,10 @@ def run(wishes: Wishes, fit: Sequence[Host], rate: float, signals: Signals, *, a
 
 def _command(wishes: Wishes, alone: bool, rate: float) -> list[str]:
     flags = ["-n", "2"]
-    if not alone:
-        flags = ["-H", ",".join(_slot(host) for host in wishes.hosts), "--ssh", wishes.ssh]
-        flags += ["--python", wishes.python] if wishes.python else []
+    engine = wishes.engine
+    if not alone and isinstance(engine, SshEngine):
+        flags = ["-H", ",".join(_slot(host) for host in wishes.hosts), "--ssh", engine.ssh]
+        flags += ["--python", engine.python] if engine.python else []
         flags += ["--interface", wishes.interface] if wishes.interface else []
     most = 1 << (22 if rate > _SLOW else 16)
     job = ["-m", "hocket.lab.doctor.small_allreduce", str(1 << 12), str(most)]

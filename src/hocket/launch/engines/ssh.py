@@ -1,13 +1,16 @@
-"""How an agent is started on another host, and what it means when that fails."""
+"""Hosts that SSH reaches: how an agent is started there, and what it means when that fails."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hocket.errors import UsageError
+from hocket.launch.agent_links import AgentLink, said
+from hocket.launch.discovery import Discovery
+from hocket.launch.engines.engine import Engine
 from hocket.launch.host_list import Host
 
 _AGENT = ("-m", "hocket.launch.agent")
@@ -22,17 +25,59 @@ _OPTIONS = {
 }
 
 
+class SshEngine(Engine):
+    """Hosts that the user has named, or that a command lists.
+
+    Args:
+        hosts: The hosts with which a job begins; those that ``discovery`` lists, if there is one.
+        ssh: The ssh command with its options, as a shell would read it.
+        python: The interpreter on other hosts; None is the same path as here.
+        exported: The environment that workers get.
+        discovery: Says which hosts there are later.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        ssh: str,
+        python: str | None = None,
+        exported: Mapping[str, str] | None = None,
+        discovery: Discovery | None = None,
+    ) -> None:
+        self._hosts, self.ssh, self.python, self._discovery = list(hosts), ssh, python, discovery
+        self._exported = exported or {}
+
+    def first(self) -> list[Host]:
+        return self._hosts if self._discovery is None else self._discovery.first()
+
+    def begin_elsewhere(self, host: Host, number: int) -> AgentLink:
+        return AgentLink(host, number, command(host, self.ssh, self.python, self._exported))
+
+    def why_silent(self, link: AgentLink) -> str:
+        there = sys.executable if link.host.is_here else self.python or sys.executable
+        return diagnose(link.host, list(link.words), link.status, there)
+
+    def look(self, say: Callable[[str], None]) -> Sequence[Host] | None:
+        return None if self._discovery is None else self._discovery.look(say)
+
+    @property
+    def looks(self) -> bool:
+        return self._discovery is not None
+
+    def close(self, status: int = 1) -> None:
+        if self._discovery is not None:
+            self._discovery.close()
+
+
 def command(host: Host, ssh: str, python: str | None, exported: Mapping[str, str]) -> list[str]:
     """The command that starts the agent of ``host``.
 
     Args:
-        host: The host of the agent; on this machine it needs no ssh.
+        host: The host of the agent.
         ssh: The ssh command with its options, as a shell would read it.
         python: The interpreter on other hosts, if it is not at the same path as here.
         exported: The environment that workers get; of it the agent needs to know where to find Hocket.
     """
-    if host.is_here:
-        return [sys.executable, "-P", *_AGENT]
     try:
         words = shlex.split(ssh)
     except ValueError as error:
@@ -108,9 +153,3 @@ _REASONS = (
 
 def _last(words: Sequence[str]) -> str:
     return next((word.strip() for word in reversed(words) if word.strip()), "no words")
-
-
-def said(words: Sequence[str]) -> str:
-    """The last words of ssh in brackets, if there are any."""
-    lines = [word.strip() for word in words if word.strip()]
-    return f" ({' / '.join(lines[-3:])})" if lines else ""
