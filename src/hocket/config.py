@@ -1,8 +1,8 @@
 """What a process is told from outside; the only module that reads ``os.environ``.
 
 A field of ``Config`` that is made by ``_setting`` is the one statement of a setting: its flag of ``hocket run``, its
-environment variable, how a text is read, the default and the page of all settings follow from it. Precedence: flag,
-then environment, then the script, then the default.
+environment variable, its key in ``hocket.toml``, how a text is read, the default and the page of all settings follow
+from it. Precedence: flag, then environment, then the script, then ``hocket.toml``, then the default.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Config:
     too, on ``coordinator_port``. ``server`` is the number of a server, from 0; a process that has one is no worker.
     ``newcomer`` says that the job goes on already, and that this process joins its workers; one that stands by reads
     its rank from the pipe ``spare_fd`` when there is one for it. With ``spans_hosts`` workers may be on several hosts.
+    ``from_file`` names the settings that the launcher has read in ``hocket.toml``, which a script may overrule.
     """
 
     launched: bool = False
@@ -64,6 +65,7 @@ class Config:
     newcomer: bool = False
     spare_fd: int | None = None
     spans_hosts: bool = False
+    from_file: tuple[str, ...] = ()
 
     strategy: str | None = _setting(
         "mirrored",
@@ -175,12 +177,21 @@ class Config:
     )
 
 
+    def prefer(self, name: str, script: Any) -> Any:
+        """What holds of a setting that a script may make, too: of flag or variable, the script's, or the file's."""
+        told = getattr(self, name)
+        return (script or told) if name.replace("_", "-") in self.from_file else (told or script)
+
+
 _FIELDS = {field.name: field.metadata["setting"] for field in dataclasses.fields(Config) if field.metadata}
 SETTINGS: dict[str, Setting] = {
     name.replace("_", "-"): dataclasses.replace(setting, name=name.replace("_", "-"))
     for name, setting in _FIELDS.items()
 }
 """All settings by name, in the order of the help."""
+
+_FROM_FILE = "HOCKET_FROM_FILE"
+"""The variable with the names of the settings that the launcher has read in ``hocket.toml``."""
 
 FOR_HOSTS = tuple(setting.name for setting in SETTINGS.values() if setting.for_hosts)
 FOR_LAUNCHER = tuple(setting.name for setting in SETTINGS.values() if setting.for_launcher or setting.for_hosts)
@@ -219,6 +230,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         newcomer=launched and "HOCKET_NEWCOMER" in env,
         spare_fd=_integer(env, "HOCKET_SPARE_FD", -1) if launched and "HOCKET_SPARE_FD" in env else None,
         spans_hosts=launched and "HOCKET_SPANS_HOSTS" in env,
+        from_file=tuple(filter(None, env.get(_FROM_FILE, "").split(","))) if launched else (),
         **settings,
     )
 
@@ -255,6 +267,13 @@ HIDDEN = "HOCKET_HIDDEN_"
 def told() -> dict[str, str]:
     """The settings that the environment makes, by name."""
     return {name: os.environ[s.variable] for name, s in SETTINGS.items() if os.environ.get(s.variable)}
+
+
+def note_file(names: Sequence[str]) -> None:
+    """Have the processes of a job know which settings are those of ``hocket.toml``."""
+    os.environ.pop(_FROM_FILE, None)
+    if names:
+        os.environ[_FROM_FILE] = ",".join(names)
 
 
 def environment() -> dict[str, str]:

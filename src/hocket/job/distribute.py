@@ -110,8 +110,8 @@ def _train_together(
     reduction: str,
 ) -> None:
     config, training, communicator = worker.config, worker.training, worker.communicator
-    spec = _choose(config.strategy or strategy, reduction)
-    told = config.on_nan or (configuration.SETTINGS["on-nan"].read(on_nan) if on_nan else None)
+    spec = _choose(config.prefer("strategy", strategy), reduction)
+    told = config.prefer("on_nan", configuration.SETTINGS["on-nan"].read(on_nan) if on_nan else None)
     step, former = training.counts.step, _make_room(worker, model, optimizers) if model in training.models else []
     if not training.models:
         randomness.diversify(communicator)

@@ -20,6 +20,8 @@ from hocket.lab.doctor import doctor_cli
 from hocket.lab.rig import rig_cli
 from hocket.lab.trace import trace_cli
 from hocket.launch import (
+    config_cli,
+    config_file,
     host_list,
     jobs_cli,
     leftovers,
@@ -60,8 +62,11 @@ def run(
     script: Annotated[str, typer.Argument(help="The script, or with -m the module, that every worker runs.")],
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
     workers: Annotated[
-        str, typer.Option("-n", "--workers", help="How many workers; auto, one per core; or 2..8, never fewer or more.")
-    ] = "auto",
+        str | None,
+        typer.Option(
+            "-n", "--workers", help="How many workers; auto (default), one per core; or 2..8, never fewer or more."
+        ),
+    ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
     settings: dict[str, str],
     server_hosts: Annotated[
@@ -102,6 +107,11 @@ def run(
     naming = [flag for flag, value in (("-H", host), ("--hostfile", hostfile), ("--discover", discover)) if value]
     if len(naming) > 1:
         raise UsageError(f"{naming[0]} and {naming[1]} both name the hosts: use one of them")
+    called = report is not None or with_parent is not None  # by hocket.launch() or compare, which say what they want
+    file = config_file.ConfigFile() if called else config_file.read()
+    if not naming:  # the number of the file is for its hosts
+        host, workers = file.hosts, workers or file.workers
+    workers = workers or "auto"
     bounds = machine.worker_bounds(workers)
     discovery = Discovery(discover) if discover is not None else None
     named = host_list.parse(host) if host is not None else host_list.read_file(hostfile) if hostfile is not None else []
@@ -111,7 +121,7 @@ def run(
         of_hosts = {f"--{name}": settings.get(name) for name in config.FOR_HOSTS}
         _refuse_without_hosts({**of_hosts, "-x": export, "--server-hosts": server_hosts})
     command = scripts.command(script, args or [], module)
-    settings = _checked(settings)
+    settings = _checked(settings, file.settings)
     _check_spares(settings)
     spares = int(settings.get("spares", "0"))
     if named and (discovery or bounds or spares) and settings.get("transport", "auto") == "auto":
@@ -140,13 +150,13 @@ def run(
         wishes = _wishes(named, workers, settings, export or [], dealt, discovery)
         with contextlib.closing(wishes.engine):
             sys.exit(remote.run_on_hosts(job, wishes, log_dir, record, drawn))
-    called = report is not None or with_parent is not None  # its end is that of the caller, who waits for it
     sys.exit(supervisor.run(job, log_dir, record(job, None), report, timeline=drawn, gives_notice=not called))
 
 
 app.command(context_settings={"allow_interspersed_args": False})(compare_cli.compare)
 app.command()(trace_cli.trace)
 app.command()(doctor_cli.doctor)
+app.command()(config_cli.config)
 app.command()(jobs_cli.jobs)
 app.command()(jobs_cli.resize)
 
@@ -212,9 +222,11 @@ def _wishes(
     return Wishes(named, count, engine, settings.get("interface") or None, exported, servers, least)
 
 
-def _checked(given: dict[str, str]) -> dict[str, str]:
-    """What flags and environment set, after a look at every value."""
-    settings = {**config.told(), **given}
+def _checked(given: dict[str, str], of_file: dict[str, str]) -> dict[str, str]:
+    """What flags, environment and ``hocket.toml`` set, after a look at every value."""
+    told = {**config.told(), **given}
+    settings = {**of_file, **told}
+    config.note_file([name for name in of_file if name not in told])
     for name, text in settings.items():
         config.SETTINGS[name].read(text)
     if "strategy" in settings:

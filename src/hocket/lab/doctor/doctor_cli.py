@@ -14,9 +14,10 @@ import typer
 from hocket import config
 from hocket.errors import UsageError
 from hocket.lab.doctor import doctor_visit, host_links, small_allreduce
-from hocket.lab.doctor.findings import Finding, State, count
+from hocket.lab.doctor.findings import Finding, State, count, ok, wrong
 from hocket.lab.doctor.host_links import HostPair
-from hocket.launch import host_list, machine
+from hocket.launch import config_file, host_list, machine
+from hocket.launch.config_file import ConfigFile
 from hocket.launch.engines.ssh import SshEngine
 from hocket.launch.flags import flag
 from hocket.launch.host_list import Host, Wishes
@@ -44,6 +45,8 @@ def doctor(
     """Look at this machine, or with -H at several and between them: what is wrong for training, and its remedy."""
     if host is not None and hostfile is not None:
         raise UsageError("-H and --hostfile both name the hosts: use one of them")
+    file, about_file = _read_file()
+    host = host if host is not None or hostfile is not None else file.hosts
     named = host_list.parse(host) if host is not None else host_list.read_file(hostfile) if hostfile is not None else []
     for name, value in {"--ssh": ssh, "--python": python}.items():
         if value is not None and not named:
@@ -52,7 +55,7 @@ def doctor(
         machine.working_folder()
     except OSError as error:
         raise UsageError(f"the working folder cannot be used ({error.strerror}): change to another") from None
-    told = config.told()
+    told = {**file.settings, **config.told()}
     hosts, exported = named or [Host("localhost")], config.exported()
     command = ssh or told.get("ssh") or config.SETTINGS["ssh"].default
     engine = SshEngine(hosts, command, python or told.get("python"), exported)
@@ -60,6 +63,7 @@ def doctor(
     with Signals() as signals:
         _say(f"looking at {f'{len(named)} hosts and what is between them' if named else 'this machine'} …")
         found = doctor_visit.look(wishes, signals, alone=not named)
+        found.findings += about_file
         if not quick:
             _say("trying a small all-reduce …")
             found.findings.append(small_allreduce.run(wishes, found.fit, found.slowest, signals, alone=not named))
@@ -70,6 +74,18 @@ def doctor(
     else:
         print(text(found.findings, found.pairs, sys.stdout.encoding))
     sys.exit(1 if count(found.findings, "wrong") else 0)
+
+
+def _read_file() -> tuple[ConfigFile, list[Finding]]:
+    """What ``hocket.toml`` says, and a finding about it if there is one."""
+    try:
+        file = config_file.read()
+    except UsageError as error:
+        seen = str(error).removeprefix(f"{config_file.NAME}: ")
+        remedy = "mend it by hand, or remove it and let hocket config write it"
+        return ConfigFile(), [wrong(config_file.NAME, seen, remedy)]
+    said = ", ".join(f"{key} = {text}" for key, text in file.values().items())
+    return file, [ok(config_file.NAME, said)] if said else []
 
 
 def _say(text: str) -> None:
