@@ -54,7 +54,7 @@ def test_flags_and_variables_go_before_the_file(
     (there / "hocket.toml").write_text('workers = 2\nstrategy = "local_sgd(period=4)"\ntimeout = 60\n')
     done = run("run", "--no-record", *flags, "show.py", **variables)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == f"[0] {shown}"
+    assert f"[0] {shown}" in done.stdout.splitlines()
 
 
 def chosen(strategy: str | None, on_nan: str | None) -> tuple[str, str]:
