@@ -33,6 +33,7 @@ GIVEN = {
     "timeline": ("out.json", "out.json"),
     "verbose": ("on", True),
     "hide-torch-env": ("on", True),
+    "as-horovod": ("on", True),
     "seed": ("5", 5),
     "run-dir": ("runs", "runs"),
     "ssh": ("ssh -p 22", "ssh -p 22"),

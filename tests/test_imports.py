@@ -39,6 +39,7 @@ NO_TORCH = [
     "hocket.transport.routes",
     "hocket.config",
     "hocket.events",
+    "hocket.horovod.aliases",
 ]
 
 
@@ -103,7 +104,7 @@ def check_imports(path: Path) -> None:
     elif here in PUBLIC:
         assert there <= {here, PUBLIC[here], *FOR_EVERYONE}, path
     else:
-        assert here in ("lab", "__main__", "__init__"), f"{here} has no place among the layers"
+        assert here in ("lab", "horovod", "__main__", "__init__"), f"{here} has no place among the layers"
 
 
 def test_only_the_transport_knows_how_bytes_move() -> None:
@@ -119,7 +120,9 @@ def check_knowledge(path: Path) -> None:
         path.name == "leftovers.py"  # asks the kernel to end workers with their launcher
         or path.name == "tensor_file.py"  # needs memory that begins at a page to write past the page cache
     ), path
-    assert not any(name.startswith(("pickle", "cloudpickle", "marshal", "shelve")) for name in names), path
+    assert not any(name.startswith(("pickle", "cloudpickle", "marshal", "shelve")) for name in names) or (
+        path.name == "pickled_objects.py"  # Horovod promises to send any object, between workers of one job
+    ), path
 
 
 def test_modules_have_one_idea() -> None:

@@ -157,6 +157,9 @@ class Config:
         switch,
         choices=("off", "on"),
     )
+    as_horovod: bool = _setting(
+        "off", "Let 'import horovod.torch as hvd' be Hocket's own.", switch, choices=("off", "on")
+    )
     seed: int | None = _setting(
         "", "Where hocket.init() starts all random numbers of a worker; else the script does.", count(0, _=None)
     )

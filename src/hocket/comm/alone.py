@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from hocket.comm.channel import AloneChannel, Channel
 from hocket.comm.communicator import Communicator
 from hocket.transport.waiting import Description
 
@@ -34,6 +37,12 @@ class AloneCommunicator(Communicator):
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         return [data]
+
+    def open_channel(self, name: str, ranks: Sequence[int]) -> Channel:
+        return AloneChannel()
+
+    def open_group(self, name: str, ranks: Sequence[int]) -> Communicator | None:
+        return AloneCommunicator()
 
     def leave(self, failed: bool) -> None:
         """Nothing to do: there is nobody to tell."""

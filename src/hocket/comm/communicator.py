@@ -122,6 +122,15 @@ class Communicator(ABC):
         """
         raise UsageError(f"groups of workers, and messages between two, are not possible here ({self.way})")
 
+    def open_group(self, name: str, ranks: Sequence[int]) -> Communicator | None:
+        """A group of some of the workers, on which another thread can call collectives; None for those outside.
+
+        Args:
+            name: A name that no other group or channel of this communicator has; the same on all workers.
+            ranks: The ranks of the members, in order.
+        """
+        raise UsageError(f"groups of workers are not possible here ({self.way})")
+
     def gather_data(self, mine: Any) -> list[Any]:
         """The plain data of all ranks; that of ranks which say the same is one object."""
         parts = self.gather_bytes(json.dumps(mine).encode())

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from hocket.comm.algorithms.memory_reductions import ONE_PHASE_BYTES, SharedBuffer
+from hocket.comm.alone import AloneCommunicator
 from hocket.comm.bucket_layout import Bucket, Place, cut
 from hocket.comm.channel import Channel
 from hocket.comm.communicator import Communicator, describe, named, through_cpu
@@ -38,7 +39,8 @@ class SharedCommunicator(Communicator):
         self.rank, self.size = transport.rank, transport.size
         self._scratch: list[SharedBuffer] = []
         self._channels: list[Channel] = []
-        self._scratch_bytes = max(_SCRATCH, self.size * _SCRATCH_PER_RANK)
+        self._groups: list[SharedCommunicator] = []
+        self._scratch_bytes = _scratch_bytes(self.size)
 
     @property
     def memory(self) -> SharedMemory:
@@ -100,11 +102,15 @@ class SharedCommunicator(Communicator):
         return self.transport.meet(number, payload, what)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        what = named("an exchange of descriptions")
+        what, room = named("an exchange of descriptions"), self._scratch_bytes
+        rows = self._reserve().rows
+        rows[self.rank][: min(len(data), room)] = data[:room]
         lengths = self.transport.meet(signature(what), len(data), what)
+        if max(lengths) <= room:
+            return [bytes(row[:length]) for row, length in zip(rows, lengths, strict=False)]
         padded = torch.frombuffer(bytearray(data.ljust(max(*lengths, 1), b"\0")), dtype=torch.uint8)
-        rows = self.allgather(padded)
-        return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
+        gathered = self.allgather(padded)
+        return [bytes(row[:length].tolist()) for row, length in zip(gathered, lengths, strict=True)]
 
     def buffer(self, buckets: list[Bucket], purpose: str, *, result: bool) -> SharedBuffer:
         """Slots (and a result) in memory that all ranks map."""
@@ -131,7 +137,19 @@ class SharedCommunicator(Communicator):
         self._channels.append(group)
         return group
 
+    def open_group(self, name: str, ranks: Sequence[int]) -> Communicator | None:
+        if len(ranks) == 1:
+            return AloneCommunicator() if self.rank in ranks else None
+        area = SharedBuffer.nbytes([_scratch_bucket(len(ranks))], len(ranks), result=True)
+        transport = self.transport.split(ranks, [area, area])
+        if transport is None:
+            return None
+        self._groups.append(SharedCommunicator(transport))
+        return self._groups[-1]
+
     def leave(self, failed: bool) -> None:
+        for group in self._groups:
+            group.leave(failed)
         for channel in self._channels:
             channel.close()
         self._channels.clear()
@@ -146,10 +164,19 @@ class SharedCommunicator(Communicator):
     def _reserve(self) -> SharedBuffer:
         """The scratch memory for the next meeting; two alternate, so that a fast rank does not overwrite one."""
         if not self._scratch:
-            bucket = Bucket(torch.uint8, self._scratch_bytes)
+            bucket = _scratch_bucket(self.size)
             self._scratch = [self.buffer([bucket], "collectives", result=True) for _ in range(2)]
         self._scratch.reverse()
         return self._scratch[0]
+
+
+def _scratch_bytes(size: int) -> int:
+    """Bytes per slot of the memory for collectives by hand of so many ranks."""
+    return max(_SCRATCH, size * _SCRATCH_PER_RANK)
+
+
+def _scratch_bucket(size: int) -> Bucket:
+    return Bucket(torch.uint8, _scratch_bytes(size))
 
 
 def _socket(secret: bytes, name: str, member: int) -> str:

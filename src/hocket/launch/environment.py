@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+import hocket
 from hocket import config
 from hocket.launch import leftovers, machine
 from hocket.launch.crew import CrewMember
 
 _OF_ONE = ("RANK", "LOCAL_RANK", "ROLE_RANK", "HOCKET_SERVER", "HOCKET_COORDINATOR", "HOCKET_NEWCOMER",
            "HOCKET_SPARE_FD", "HOCKET_SPANS_HOSTS")  # variables of one process  # fmt: skip
+_AS_HOROVOD = str(Path(hocket.__file__).parent / "horovod" / "shadow")  # where 'import horovod' finds Hocket's own
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,9 @@ def _of_everyone(
     env[leftovers.LAUNCHER] = leftovers.identity()
     for name, value in {"servers": str(job.servers), **job.settings}.items():
         env[config.SETTINGS[name].variable] = value
+    if env.get(config.SETTINGS["as-horovod"].variable) == "on":
+        before = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _AS_HOROVOD)]
+        env["PYTHONPATH"] = os.pathsep.join([_AS_HOROVOD, *before])
     return env
 
 

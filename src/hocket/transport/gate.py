@@ -160,6 +160,10 @@ class Gate:
         """What only the ranks that have met here know."""
         return bytes(self._texts[self.size * _TEXT :][:_SECRET])
 
+    def process_of(self, rank: int) -> int:
+        """The process of a rank."""
+        return int(self._words[rank * 16 + _PID])
+
     def has_ended(self, rank: int) -> bool:
         """Whether the process of a peer has ended."""
         return rank in self._pidfds and _has_ended(self._pidfds[rank])

@@ -90,6 +90,24 @@ class SharedMemory:
         area.close_descriptor()
         return area
 
+    def split(self, members: Sequence[int], sizes: Sequence[int]) -> SharedMemory | None:
+        """A group of some of the workers, with a gate of its own, so that other threads can meet there.
+
+        All workers call this; those that are no members get None.
+
+        Args:
+            members: The rank here of each member, by its rank in the new group.
+            sizes: How many bytes each area has that the members allocate later: they get no others.
+        """
+        areas = [self.allocate(nbytes, "a group") for nbytes in (Gate.nbytes(len(members)), *sizes)]
+        if self.rank not in members:
+            return None
+        left = iter(areas)
+        processes = [self.gate.process_of(member) for member in members]
+        made = SharedMemory.share(lambda *_: next(left), members.index(self.rank), processes, self.gate.timeout)
+        made.gate.numbers = [self.gate.numbers[member] for member in members]
+        return made
+
     def counters(self) -> Counters:
         """One number per rank that the others see."""
         return Counters(self.allocate(Counters.nbytes(self.size), "counters"), self.gate)

@@ -19,13 +19,23 @@ ONE_PHASE_BYTES = 1 << 15  # up to so many bytes one phase is faster for any num
 
 
 class SharedBuffer:
-    """One slot per rank and, if asked for, one result, in memory that all ranks map."""
+    """One slot per rank and, if asked for, one result, in memory that all ranks map.
+
+    Attributes:
+        rows: The bytes of each slot, and of the result.
+    """
+
+    @staticmethod
+    def nbytes(buckets: list[Bucket], size: int, *, result: bool) -> int:
+        """How many bytes of memory this takes for so many ranks."""
+        return (size + result) * sum(aligned(bucket.nbytes) for bucket in buckets)
 
     def __init__(self, transport: SharedMemory, buckets: list[Bucket], purpose: str, *, result: bool) -> None:
         self._transport = transport
         size = transport.size
         slot_bytes = sum(aligned(b.nbytes) for b in buckets)
-        area = transport.allocate((size + result) * slot_bytes, purpose)
+        area = transport.allocate(self.nbytes(buckets, size, result=result), purpose)
+        self.rows = [area.words[row * slot_bytes : (row + 1) * slot_bytes] for row in range(size + result)]
         rows = [_bucket_tensors(area, row * slot_bytes, buckets) for row in range(size + result)]
         self.slots = rows[:size]
         self.mine = rows[transport.rank]

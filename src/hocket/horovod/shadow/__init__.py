@@ -1,0 +1,1 @@
+"""A folder that ``--as-horovod`` puts before all others, so that ``import horovod`` finds what is in it."""
