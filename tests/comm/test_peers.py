@@ -1,6 +1,7 @@
 """Workers that talk to each other directly: rounds, pairs and snapshots, among threads of one process."""
 
 import contextlib
+import dataclasses
 import random
 import secrets
 import threading
@@ -483,3 +484,36 @@ def test_a_worker_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(wire_peers, "reach", refuse)
     with pytest.raises(JobError, match=r"rank 1 cannot reach rank 2.*firewall"), workers(3, lambda peers: None):
         pass
+
+
+def test_a_newcomer_hears_nobody_whom_it_cannot_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may say something as soon as its wire leads back; the newcomer's own wire may not be its own yet."""
+    config = Config(size=2, rendezvous=f"hocket-{secrets.token_hex(8)}", timeout=10.0)
+    member, newcomer = (WirePeers(dataclasses.replace(config, rank=rank), SECRET) for rank in range(2))
+    heard, answered = threading.Event(), threading.Event()
+
+    def answer(rank: int, *_: Any) -> None:
+        newcomer.send(rank, PeerKind.DELTA, {})
+        heard.set()
+
+    newcomer.handlers[PeerKind.PAIR] = answer
+    member.handlers[PeerKind.DELTA] = lambda *_: answered.set()
+    reach = newcomer._reach
+
+    def reach_slowly(rank: int, *told: Any) -> Any:
+        found = reach(rank, *told)
+        until(lambda: member.live == [0, 1])
+        member.send(1, PeerKind.PAIR, {})
+        heard.wait(0.5)  # it must not be
+        return found
+
+    monkeypatch.setattr(newcomer, "_reach", reach_slowly)
+    try:
+        member._where = {0: member._open()}
+        member._is_connecting = False
+        newcomer._where = {1: newcomer._open()}
+        newcomer.enter(member._where)
+        assert answered.wait(10)
+    finally:
+        member.close()
+        newcomer.close()

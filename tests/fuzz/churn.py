@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fuzz.churn_check import AT_ONCE, QUEUED, SERVED, check_job, check_nothing_is_left, is_queued, keeps_marks
 from hocket.lab.rig import Rig
+from hocket.transport.gate import STACK_SIGNAL
 
 SCRIPT = Path(__file__).parent / "churn_script.py"
 START = Path(__file__).parent.parent / "start"  # with which processes start in half the time
@@ -56,6 +57,7 @@ PHASES = {  # of a worker, and the longest time after which it dies in it: none 
 }  # fmt: skip
 ACTIONS = {"kill": 3, "order": 7, "both": 2, "stop": 2, "notice": 3, "spare": 1, "newcomer": 2, "resize": 2}
 OF_HOSTS = {"host": 2, "cut": 1, "pair": 1, "hosts": 4}  # actions, beside the others
+_STACKS = 2.0  # seconds in which the stacks of a job that is stuck reach its output
 _SPARED = 300.0  # seconds without any change after which a job is stuck
 
 
@@ -127,10 +129,14 @@ class Churn:
         self.job.wait(_SPARED)
 
     def close(self) -> None:
-        """End the job, if it has not ended."""
+        """End the job, if it has not ended; its workers say where they are."""
         for process in self._stopped:
             self._signal(process, signal.SIGCONT)
         if self.job.poll() is None:
+            here = {int(path.stem) for path in self._folder.glob("*.log")} & set(self._processes())
+            for process in here:
+                self._signal(process, STACK_SIGNAL)
+            time.sleep(_STACKS)
             self._signal(self.job.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.job.wait(20)
@@ -386,7 +392,7 @@ def churn(folder: Path, seconds: float, seed: int, strategy: str, workers: int =
     except BaseException as error:
         made.close()
         actions = (folder / "actions").read_text() if (folder / "actions").exists() else ""
-        text = f"{actions}\n{(folder / 'err').read_text()[-6000:]}\n{' '.join(made.command)}\nseed {seed}: {error}"
+        text = f"{actions}\n{(folder / 'err').read_text()[-20000:]}\n{' '.join(made.command)}\nseed {seed}: {error}"
         raise AssertionError(text) from error
     return said
 

@@ -7,7 +7,7 @@ the other end receives them (see ``outgoing``). A thread that receives sends not
 A wire that breaks is made anew at once, and goes on after the last message that was heard: every message is heard once.
 A link that the other end has given up is not taken up again: there its count of messages heard would begin at 0.
 A worker to which no wire can be made has died, or has said goodbye. A newcomer makes wires to all others, and says on
-each where it is reached: before it is heard there, a wire leads back to it.
+each where it is reached: before it is heard there, a wire leads back to it; and it hears nobody before it can answer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class WirePeers(Peers):
         self._out: dict[int, Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._where: dict[int, dict[str, Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())  # told when there is one more link, or all are there
         self._coming = threading.Lock()  # held while a newcomer is welcomed
         self._is_closed = False
         self._is_connecting = True  # until all are connected, a wire may end, and another take its place
@@ -105,6 +105,7 @@ class WirePeers(Peers):
         failures = self._reach_all(others, {"where": mine})
         with self._lock:
             self._is_connecting = False
+            self._lock.notify_all()
             ended = [rank for rank in others if rank not in self._incoming or rank in failures]
         for rank in ended:
             self._lose(rank)
@@ -133,10 +134,11 @@ class WirePeers(Peers):
     def close(self) -> None:
         if self._is_closed or self._process != os.getpid():
             return
-        self._is_closed = True
         with self._lock:
+            self._is_closed = True
             leaving = list(self._out.values())
             self._out = {}
+            self._lock.notify_all()
         for out in leaving:
             out.end()
         deadline = time.monotonic() + _GOODBYE
@@ -157,6 +159,7 @@ class WirePeers(Peers):
         told = gather("gossip: links between workers", json.dumps(failures).encode())
         with self._lock:
             self._is_connecting = False
+            self._lock.notify_all()
             ended = [rank for rank in others if rank not in self._incoming or rank in failures]
         for rank in ended:
             self._lose(rank)
@@ -179,6 +182,7 @@ class WirePeers(Peers):
             else:
                 with self._lock:
                     self._out[rank] = Outgoing(rank, link, wire, self._renew, self._lose_outgoing)
+                    self._lock.notify_all()
         return failures
 
     def _reach(self, rank: int, where: dict[str, Any], said: dict[str, Any], seconds: float) -> tuple[Wire, int]:
@@ -242,6 +246,8 @@ class WirePeers(Peers):
         with incoming.lock:  # whoever has heard the wire before this one has come to an end
             try:
                 wire.send(WELCOME, incoming.heard, {})
+                with self._lock:  # what is heard may have to be answered
+                    self._lock.wait_for(lambda: rank in self._out or not self._is_connecting or self._is_closed)
                 while True:
                     message = wire.receive()
                     self.handlers[message.kind](rank, message, wire)
