@@ -22,7 +22,10 @@ GIVEN = [
     ("HOCKET_COORDINATOR", "1 for the job's coordinator, which has no RANK."),
     ("HOCKET_NEWCOMER", "1 for a worker that joins a job which goes on already."),
     ("HOCKET_SPARE_FD", "The pipe from which a process that stands by reads the number of the worker it replaces."),
-    ("HOCKET_SPANS_HOSTS", "1 for a worker of a job whose workers may be on several hosts."),
+    (
+        "HOCKET_SPANS_HOSTS",
+        "Set where the workers of a job may be on several hosts; `gpus` if one of these has GPUs.",
+    ),
     ("HOCKET_COORDINATOR_PORT", "The port of the coordinator on the host of rank 0."),
     ("OMP_NUM_THREADS", "Threads of each worker: the cores of its host divided by the workers, unless you set it."),
     ("PYTHONUNBUFFERED", "1, so that lines appear when they are printed."),

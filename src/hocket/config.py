@@ -39,7 +39,8 @@ class Config:
     ``events`` and ``ledger`` are pipes to the launcher and to its guardian. The coordinator listens at ``address``,
     too, on ``coordinator_port``. ``server`` is the number of a server, from 0; a process that has one is no worker.
     ``newcomer`` says that the job goes on already, and that this process joins its workers; one that stands by reads
-    its rank from the pipe ``spare_fd`` when there is one for it. With ``spans_hosts`` workers may be on several hosts.
+    its rank from the pipe ``spare_fd`` when there is one for it. With ``spans_hosts`` workers may be on several hosts,
+    of which one has GPUs if it is ``gpus``.
     ``from_file`` names the settings that the launcher has read in ``hocket.toml``, which a script may overrule.
     """
 
@@ -64,7 +65,7 @@ class Config:
     server: int | None = None
     newcomer: bool = False
     spare_fd: int | None = None
-    spans_hosts: bool = False
+    spans_hosts: str = ""
     from_file: tuple[str, ...] = ()
 
     strategy: str | None = _setting(
@@ -232,7 +233,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         server=_integer(env, "HOCKET_SERVER", 0) if launched and "HOCKET_SERVER" in env else None,
         newcomer=launched and "HOCKET_NEWCOMER" in env,
         spare_fd=_integer(env, "HOCKET_SPARE_FD", -1) if launched and "HOCKET_SPARE_FD" in env else None,
-        spans_hosts=launched and "HOCKET_SPANS_HOSTS" in env,
+        spans_hosts=env.get("HOCKET_SPANS_HOSTS", "") if launched else "",
         from_file=tuple(filter(None, env.get(_FROM_FILE, "").split(","))) if launched else (),
         **settings,
     )

@@ -3,6 +3,7 @@
 import pytest
 import torch.distributed as dist
 
+from comm.quiet_ends import QuietEnd, Square
 from hocket.comm.generation_watch import GenerationWatch
 from hocket.errors import DeadlineExceeded, MismatchError
 from hocket.transport.network_group import Among
@@ -24,12 +25,15 @@ class Hour:
 class Town:
     """The watches of a generation in which one worker has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, *newer: int) -> None:
         store, hosts = dist.HashStore(), {number: f"host {number}" for number in NUMBERS}
         live = [number for number in NUMBERS if number != 5]
-        self.hour = Hour()
+        self.hour, self.square = Hour(), Square()
         self.watches = {
-            number: GenerationWatch(number, NUMBERS, hosts, store, lambda: live, TIMEOUT) for number in live
+            number: GenerationWatch(
+                number, NUMBERS, hosts, store, lambda: live, TIMEOUT, QuietEnd(self.square, number), number in newer
+            )
+            for number in live
         }
         for watch in self.watches.values():
             watch._asked = float("inf")  # it is the gathering that is tested, not who is lost
@@ -47,7 +51,6 @@ class Town:
         """Ranks 0 and 2 wait in something each; then they look at each other's place."""
         self.wait(0, seconds=0.0, what=first)
         self.wait(2, seconds=0.0, what=second)
-        self.watches[0]._compared = float("-inf")
         self.wait(0, seconds=0.0, what=first)
 
 
@@ -78,17 +81,26 @@ def test_who_is_not_in_the_group_is_not_named(town: Town, capfd: pytest.CaptureF
 
 def test_the_end_of_patience_names_all(town: Town) -> None:
     town.wait(3, what="a mean", seconds=1)
-    says = r"^rank 0 waited 100 s in a sum for rank 2 \(alive\); rank 3 waits in a mean: see"
+    says = r"^rank 0 waited 100 s in a sum for rank 2 \(alive\); rank 3 waits in a mean: the stacks above say"
     with pytest.raises(DeadlineExceeded, match=says):
         town.wait(0, seconds=TIMEOUT)
+    assert town.square.asked == 1
 
 
 def test_who_waits_for_each_other_in_different_collectives(town: Town) -> None:
     for number, lanes in ((0, ["exchange 1", "exchange 1"]), (2, ["exchange 1", "collectives"])):
         for lane in lanes:
             town.watches[number].enter(lane)
-    with pytest.raises(MismatchError, match=r"do not do the same: rank 0: the second; rank 2: a barrier\. All ranks"):
+    with pytest.raises(MismatchError, match="rank 0: the second; rank 2: a barrier"):
         town.differ("the second", "a barrier")
+
+
+def test_who_is_in_another_generation_will_notice() -> None:
+    """Rank 0 counts anew after a loss of which rank 2 does not know yet."""
+    town = Town(0)
+    for number, lane in ((0, "exchange 1"), (2, "collectives")):
+        town.watches[number].enter(lane)
+    town.differ("a sum", "a barrier")
 
 
 def test_a_worker_that_is_behind_will_come(town: Town) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pool import Pool, RemoteError
 from products import rarely
 
+from comm.quiet_ends import QuietEnd, Square
 from comm.tcp_groups import ADDRESS, SECRET, until
 from comm.test_link_model import alike, in_sites
 from hocket.comm import several_hosts
@@ -56,6 +57,7 @@ class Town:
 
     live: set[int]
     store: Any = field(default_factory=dist.HashStore)
+    square: Square = field(default_factory=Square)
     meetings: dict[int, tuple[str, dict[int, bytes]]] = field(default_factory=dict)
     results: dict[int, dict[int, bytes]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -225,7 +227,8 @@ def run(size: int, deaths: dict[int, int], operations: list[str], algorithm: str
     def make(rank: int) -> Worker:
         fate = Fate(SECRET)
         fate.messages = deaths.get(rank, fate.messages)
-        network = Network(town.store, fate, lambda _: False, lambda: town.live, DEADLINE, algorithm=algorithm)
+        quiet = QuietEnd(town.square, rank)
+        network = Network(town.store, fate, lambda _: False, lambda: town.live, DEADLINE, quiet, algorithm=algorithm)
         return Worker(Client(town, rank, size, fate), network, f"host {rank}")
 
     workers = [make(rank) for rank in range(size)]
@@ -258,7 +261,8 @@ def go_on(hosts: tuple[int, ...], deaths: dict[int, int]) -> list[Any] | None:
     assert secret is not None
     client: Any = current().communicator.client  # type: ignore[attr-defined]
     store = AskedStore(open_board(config, secret), config.timeout)
-    network = Network(store, secret, lambda _: False, client.live, config.timeout)
+    quiet = QuietEnd(Square(), config.rank)
+    network = Network(store, secret, lambda _: False, client.live, config.timeout, quiet)
     places = [f"host {number}" for number, count in enumerate(hosts) for _ in range(count)]
     worker, send, left = Worker(client, network, places[config.rank]), Links.send, itertools.count()
 

@@ -18,7 +18,7 @@ from server.serving import ADDRESS, SECRET, until
 
 from hocket.config import Config
 from hocket.coordinator import liveness
-from hocket.coordinator import liveness_client as watching
+from hocket.coordinator import quiet_connection as watching
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.liveness_client import Watch
 from hocket.errors import DeadlineExceeded, HocketError, JobError, MismatchError, WorkerLost
@@ -208,7 +208,7 @@ def test_ranks_that_wait_for_each_other_in_vain_are_told(no_beat: None) -> None:
 def test_who_waits_no_longer_is_not_named(no_beat: None) -> None:
     with watched(HOSTS) as job:
         waits = [job.wait(rank, "a sum") for rank in range(3)]
-        until(lambda: all(sorted(watch._waits()) == [0, 1, 2] for watch in job.watches))
+        until(lambda: all(sorted(watch.waits()) == [0, 1, 2] for watch in job.watches))
         assert job.watches[0]._waiting("a sum") == "ranks 0, 1, 2 wait in a sum"
         waits[1].let_go()
         until(lambda: all(watch._not_waiting() == [1] for watch in job.watches))
@@ -243,7 +243,7 @@ def test_who_is_not_in_a_group_is_named_where_all_members_wait(no_beat: None) ->
     """Rank 0 waits for rank 1 before it takes part."""
     with watched(HOSTS) as job:
         waits = job.wait(0, "a sum")
-        until(lambda: 0 in job.watches[2]._waits())
+        until(lambda: 0 in job.watches[2].waits())
         job.watches[2]._timeout = 1.0
         over = Among(job.watches[2], [0, 2])
         over.enter("collectives")

@@ -81,8 +81,8 @@ class Churn:
         processes, saves = self._chance.randint(0, 1), self._chance.random() < 0.5
         marks = "marks" if keeps_marks(strategy) else "lines"
         queued = is_queued(strategy)
-        # With others, what a lost worker had may be missing at an epoch's end if scripts are ahead: see docs/losses.md.
-        ahead = strategy in AT_ONCE and self._chance.random() < 0.3
+        # With others, more of what a lost worker had may be missing at an epoch's end if scripts are ahead.
+        self.ahead = ahead = strategy in AT_ONCE and self._chance.random() < 0.3
         calls, seconds = self._chance.choice(CALLS), self._chance.choice(SECONDS)
         habits = [str(processes), marks, "ahead" if ahead else "one by one", str(calls), str(seconds)]
         strategy, _, servers = strategy.partition(" --servers ")
@@ -387,7 +387,7 @@ def churn(folder: Path, seconds: float, seed: int, strategy: str, workers: int =
     try:
         made.run(seconds)
         assert made.job.returncode == 0, f"status {made.job.returncode}"
-        said = check_job(folder, strategy)
+        said = check_job(folder, strategy, ahead=made.ahead)
         check_nothing_is_left(folder, made.mark)
     except BaseException as error:
         made.close()

@@ -59,7 +59,7 @@ def test_a_host_is_killed(rig: Rigs, tmp_path: Path, hosts: str, dead: str, stra
     (tmp_path / "train.py").write_text(SCRIPT)
     made = rig(hosts.count(",") + 1)
     with jobs.on(made, tmp_path) as started:
-        hocket = [sys.executable, "-m", "hocket.launch.cli", "run", "-H", hosts, "--transport", "tcp"]
+        hocket = [sys.executable, "-m", "hocket.launch.cli", "run", "-H", hosts]
         job = started.start("h1", [*hocket, str(tmp_path / "train.py"), str(tmp_path), strategy])
         job.time_of("now")
         made.kill(dead)

@@ -127,7 +127,7 @@ def test_silent_for_good(rig: Rigs, tmp_path: Path, dead: str, alive: str, gone:
     made = rig(2)
     names = f"ranks? {gone}"
     with jobs.on(made, tmp_path) as started:
-        job = started.launch("h1:1,h2:2", *BIG, at=alive)
+        job = started.launch("h1:1,h2:2", *BIG, at=alive, flags=["--on-loss", "end"])
         plain = started.plain(["h1", "h2", "h2"], *BIG)
         left = [worker for rank, worker in enumerate(plain) if str(rank) not in gone]
         begin_exchange(started, job, *plain)

@@ -395,4 +395,5 @@ class RegroupingCommunicator(Communicator):
 
     def leave(self, failed: bool) -> None:
         self._group.leave(failed)
+        self._connector.leave(failed)
         self._coordinator.close()

@@ -56,6 +56,9 @@ class Connector(Protocol):
         """
         ...
 
+    def leave(self, failed: bool) -> None:
+        """This worker ends."""
+
 
 class OneHost:
     """Connects the workers of one host, through memory that the coordinator keeps for them."""
@@ -77,3 +80,6 @@ class OneHost:
         memory = SharedMemory.share(self._coordinator.share, rank, processes, self._timeout)
         memory.gate.numbers = list(members)
         return SharedCommunicator(memory)
+
+    def leave(self, failed: bool) -> None:
+        pass

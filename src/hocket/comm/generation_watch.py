@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from typing import Protocol
 
 from hocket.comm.cut_links import judge
 from hocket.comm.tcp_group import TcpGroup
-from hocket.errors import DeadlineExceeded, JobError, MismatchError, WorkerLost
+from hocket.errors import DeadlineExceeded, JobError, WorkerLost
+from hocket.transport.gate import FINISHED
 from hocket.transport.member_links import Links
 from hocket.transport.store import Store
-from hocket.transport.waiting import Description, Patience, Standing, give_notice, ranks, say, say_all
+from hocket.transport.waiting import Description, Patience, Standing, give_notice, ranks, say
 
-_TELL = 2.0  # seconds of a wait after which the others are told
-_COMPARE = 1.0  # seconds between two looks at where the others wait, once they were told
+_TELL = 0.4  # seconds of a wait after which the others are told
 _ASK = 0.5  # seconds between two questions to the coordinator, while the members are not connected yet
+
+
+class Quiet(Protocol):
+    """A worker's quiet connection to the others, over which all know who waits where; see ``QuietConnection``."""
+
+    def follow(self, places: Mapping[int, tuple[str, str]]) -> None:
+        """The workers of a new generation are these, each on a host with this name and this address."""
+
+    def tell(self, standing: Standing | None) -> None:
+        """Tell the others where this worker waits; None if it waits no longer."""
+
+    def waits(self) -> dict[int, str]:
+        """What each worker waits in that waits."""
+        ...
+
+    def compare(self) -> None:
+        """Raise if workers wait for each other in different places, as far as is known."""
+
+    def print_stacks(self) -> None:
+        """Have all workers print their stacks, and wait until that is on the screen."""
+
+    def leave(self, failed: bool) -> None:
+        """Close the connection."""
 
 
 class GenerationWatch:
@@ -34,6 +55,8 @@ class GenerationWatch:
         store: The store of this generation, in which workers say that they leave.
         live: Says which workers are alive, as far as the coordinator knows.
         timeout: Seconds to wait for a worker that is alive.
+        quiet: Tells the others where this worker waits, and knows where they do.
+        generation: The number of the generation.
     """
 
     def __init__(
@@ -44,15 +67,18 @@ class GenerationWatch:
         store: Store,
         live: Callable[[], Collection[int]],
         timeout: float,
+        quiet: Quiet,
+        generation: int = 0,
     ) -> None:
         self.members = tuple(members)
         self.on_loss: Callable[[], None] = lambda: None
         self._own, self._hosts, self._store, self._live, self._timeout = own, hosts, store, live, timeout
+        self._quiet, self._generation = quiet, generation
         self.is_cut_off = False
         self._groups: list[TcpGroup] = []
         self._links: Links | None = None  # those between all members
-        self._told: Standing | None = None  # where this worker waits, if the others were told
-        self._lane, self._counts, self._compared = "", dict[str, int](), 0.0
+        self._has_told = False  # the others where this worker waits
+        self._lane, self._counts = "", dict[str, int]()
         self._done: set[int] = set()  # members that have said that their script has ended well
         self._asked = time.monotonic()
 
@@ -91,27 +117,29 @@ class GenerationWatch:
         missing = self._missing()
         if missing:
             raise WorkerLost(f"{ranks(missing)} ended while rank {self._own} waited in {say(what)}")
-        if not self._told and patience.seconds > min(_TELL, self._timeout / 2):
-            self._tell(Standing(self._lane, dict(self._counts), say(what)))
-        elif self._told and time.monotonic() > self._compared + _COMPARE:
-            self._compare(self._told)
+        if not self._has_told and patience.seconds > min(_TELL, self._timeout / 2):
+            self._has_told = True
+            self._quiet.tell(Standing(self._lane, dict(self._counts), say(what), self._generation))
+        self._quiet.compare()
         if patience.is_notice_due():
             here, absent, _ = self._places(say(what), members)
             if absent and here[0] == self._own:
                 give_notice(here, absent, patience.seconds, what, self._timeout)
         if patience.is_over:
             _, absent, elsewhere = self._places(say(what), members)
+            self._quiet.print_stacks()
             raise DeadlineExceeded(
                 f"rank {self._own} waited {self._timeout:g} s in {say(what)}"
                 + (f" for {ranks(absent)} (alive)" if absent else "")
                 + "".join(f"; rank {member} waits in {text}" for member, text in elsewhere.items())
-                + ": see what the others do; if that is honest work, raise --timeout"
+                + ": the stacks above say what each rank does; if that is honest work, raise --timeout"
             )
 
     def rest(self) -> None:
         """See ``Outlook``: the others are told that this worker waits no longer, if they were told that it does."""
-        if self._told:
-            self._tell(None)
+        if self._has_told:
+            self._has_told = False
+            self._quiet.tell(None)
 
     def look_for(self, members: Sequence[int]) -> None:
         """Raise if one of some ranks of this generation has ended, well or not; any thread may call it."""
@@ -147,6 +175,8 @@ class GenerationWatch:
         text = f"ranks {', '.join(map(str, self.members))} {where}, "
         if died:
             text += f"and {ranks(died)} ended without a word"
+        elif missing and set(words.values()) == {"finished"}:
+            text += f"and {ranks(missing)} {FINISHED}"
         elif missing:
             text += f"and {ranks(missing)} ended: see what each has said"
         else:
@@ -156,34 +186,13 @@ class GenerationWatch:
         loss.died = bool(died) and len(died) == len(missing)
         return loss
 
-    def _tell(self, standing: Standing | None) -> None:
-        """Tell the others where this worker waits; None if it does not wait."""
-        self._told, self._compared = standing, time.monotonic()
-        with contextlib.suppress(JobError, RuntimeError):  # the coordinator is gone, which is noticed elsewhere
-            self._store.set(_waits(self._own), json.dumps(standing and asdict(standing)))
-
-    def _compare(self, mine: Standing) -> None:
-        """Raise if this worker and another one wait for each other in different collectives: neither will arrive."""
-        self._compared = time.monotonic()
-        others = self._standings([each for each in self.members if each != self._own])
-        if any(mine.waits_in_vain(other) for other in others.values()):
-            raise MismatchError(
-                f"the ranks do not do the same: {say_all({self._own: mine, **others})}. All ranks must make the same "
-                "calls in the same order, with the same shapes and types"
-            )
-
-    def _standings(self, members: Sequence[int]) -> dict[int, Standing]:
-        """Where those of ``members`` wait that wait."""
-        told = {each: json.loads(self._read(_waits(each)) or "null") for each in members}
-        return {each: Standing(**standing) for each, standing in told.items() if standing is not None}
-
     def _places(self, text: str, members: Sequence[int]) -> tuple[list[int], list[int], dict[int, str]]:
         """Who of the members that are alive waits in the same, who in nothing, and in what the others do."""
         live = self._live()
         others = [each for each in members or self.members if each != self._own and each in live]
-        waits = self._standings(others)
-        here = sorted([self._own, *(each for each, standing in waits.items() if standing.text == text)])
-        elsewhere = {each: standing.text for each, standing in waits.items() if standing.text != text}
+        waits = {each: words for each, words in self._quiet.waits().items() if each in others}
+        here = sorted([self._own, *(each for each, words in waits.items() if words == text)])
+        elsewhere = {each: words for each, words in waits.items() if words != text}
         return here, [each for each in others if each not in waits], elsewhere
 
     def _missing(self) -> list[int]:
@@ -206,10 +215,6 @@ class GenerationWatch:
 
     def _read(self, key: str) -> str:
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else ""
-
-
-def _waits(member: int) -> str:
-    return f"waits {member}"
 
 
 def _key(member: int) -> str:

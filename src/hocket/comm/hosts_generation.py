@@ -27,7 +27,7 @@ from hocket.comm.committed_rounds import Committed
 from hocket.comm.communicator import Communicator
 from hocket.comm.coordinator_group import Meets
 from hocket.comm.exchange import Algorithm, Exchange
-from hocket.comm.generation_watch import GenerationWatch
+from hocket.comm.generation_watch import GenerationWatch, Quiet
 from hocket.comm.several_hosts import Groups, HostsCommunicator
 from hocket.comm.shared import SharedCommunicator
 from hocket.comm.tcp_group import TcpGroup
@@ -78,6 +78,7 @@ class Network:
         encrypts: Whether connections to an address are encrypted.
         live: Says which workers are alive, as far as the coordinator knows.
         timeout: Seconds to wait for a worker that is alive.
+        quiet: Tells the others where this worker waits.
         end: Ends this process, which others do not reach, for a reason in words.
         algorithm: The name of the algorithm for sums, or ``auto``.
         refused: How many strangers and messages were refused so far, by why.
@@ -88,6 +89,7 @@ class Network:
     encrypts: Callable[[str], bool]
     live: Callable[[], Collection[int]]
     timeout: float
+    quiet: Quiet
     end: Callable[[str], None] = lambda _: None
     algorithm: str = "auto"
     refused: Counter[str] = field(default_factory=Counter)
@@ -119,6 +121,10 @@ class SeveralHosts:
         places = {member: Place(**said[member]["place"]) for member in members}
         return open_generation(generation, members, places, self._coordinator, self._network)
 
+    def leave(self, failed: bool) -> None:
+        """See ``Connector``."""
+        self._network.quiet.leave(failed)
+
 
 def open_generation(
     number: int, members: Sequence[int], places: Mapping[int, Place], coordinator: Meets, network: Network
@@ -138,7 +144,9 @@ def open_generation(
     if len(members) == 1:
         return AloneCommunicator()
     hosts, store = {member: places[member].name for member in members}, prefixed(network.store, f"generation {number}")
-    watch = GenerationWatch(coordinator.rank, members, hosts, store, network.live, network.timeout)
+    own, quiet = coordinator.rank, network.quiet
+    watch = GenerationWatch(own, members, hosts, store, network.live, network.timeout, quiet, number)
+    quiet.follow({member: (places[member].name, places[member].address) for member in members})
     group: Communicator | None = None
     failure = ""
     try:
@@ -179,16 +187,14 @@ def _connect(
         hosts.setdefault(places[member].host, []).append(each)
     names = tuple(places[members[local[0]]].name for local in hosts.values())
     topology = Topology(rank, tuple(map(tuple, hosts.values())), names)
-    local: Communicator = AloneCommunicator()
-    if len(topology.local) > 1:
-        name = places[members[topology.local[0]]].socket
-        memory = SharedMemory.join(name, topology.local_rank, len(topology.local), min(network.timeout, _MAP))
-        memory.gate.timeout = network.timeout
-        memory.gate.numbers = [members[each] for each in topology.local]
-        local = SharedCommunicator(memory)
-        if len(hosts) == 1:
-            return local  # its meetings have a common end without more ado
-        memory.gate.outlook = watch
+    name = places[members[topology.local[0]]].socket
+    memory = SharedMemory.join(name, topology.local_rank, len(topology.local), min(network.timeout, _MAP))
+    memory.gate.timeout = network.timeout
+    memory.gate.numbers = [members[each] for each in topology.local]
+    local = SharedCommunicator(memory)
+    if len(hosts) == 1:
+        return local  # its meetings have a common end without more ado
+    memory.gate.outlook = watch
     groups, channels = _openers(number, rank, places[coordinator.rank].address, network, watch)
     try:
         inner = HostsCommunicator(topology, local, watch, groups, channels, "TCP")
@@ -302,7 +308,7 @@ class GenerationCommunicator(Communicator):
         def make() -> Algorithm:
             nbytes = sum(bucket.nbytes for bucket in layout.buckets)
             lane, memory = self._inner.open_lane(nbytes), self.on_host.memory
-            if memory is None:
+            if memory is None or memory.size == 1:
                 return Flat(lane, layout, in_place=False)  # what is in the slots stays, to be sent again
             return HostSlices(lane, layout, memory, private=private)
 

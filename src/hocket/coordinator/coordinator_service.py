@@ -155,15 +155,15 @@ class CoordinatorService:
         if peer >= SERVER:
             self._welcome_server(peer - SERVER, said)
             return {}
-        rank = peer % WATCH
+        rank, is_watched = peer % WATCH, WATCH <= peer < BOARD
+        if is_watched and (self.ledger.knows(rank) or said.get("newcomer")):
+            self.liveness.welcome(rank, str(said["host"]), goes_on=bool(said["goes_on"]))
+            return {}
         if said.get("newcomer"):
             return {"servers": self._await_servers()}  # no member yet
         if not self.ledger.knows(rank):
             raise ValueError(f"rank {rank} in a job of {self._workers} workers")
         if peer >= BOARD:
-            return {}
-        if peer >= WATCH:
-            self.liveness.welcome(rank, str(said["host"]))
             return {}
         roster = self._await_servers()
         if self.ledger.welcome(peer, said):

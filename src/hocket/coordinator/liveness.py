@@ -63,17 +63,16 @@ class News:
 
 
 class Silence:
-    """How long one host has not answered; says when that begins and when it ends.
+    """How long one host has not answered; says when that begins and when it ends."""
 
-    Args:
-        host: The name of the host.
-        members: The ranks on the host.
-        say: Is told a line.
-    """
-
-    def __init__(self, host: str, members: Sequence[int], say: Callable[[str], None]) -> None:
-        self._who, self._say = f"hocket: {host} ({ranks(members)})", say
+    def __init__(self) -> None:
+        self._who = ""
+        self._say: Callable[[str], None] = lambda _: None
         self._since: float | None = None
+
+    def follow(self, host: str, members: Sequence[int], say: Callable[[str], None]) -> None:
+        """The host has this name and these ranks from now on; ``say`` is told a line."""
+        self._who, self._say = f"hocket: {host}" + (f" ({ranks(members)})" if members else ""), say
 
     def is_final(self, seconds: float) -> bool:
         """Take note of how long the host has not answered; returns whether it is given up."""
@@ -115,17 +114,23 @@ class Liveness:
         self._stacks: dict[int, int] = {}
         self._silences: dict[str, Silence] = {}
         self._number, self._mismatch, self._looked = 0, "", 0.0
+        self._decides = True  # who is lost: else a connection may end, and the job finds out by itself
 
-    def welcome(self, rank: int, host: str) -> None:
+    def welcome(self, rank: int, host: str, *, goes_on: bool = False) -> None:
         """A worker has come, from ``host``; blocks until all have, since all may wait for each other from then on.
+
+        Where the job ``goes_on`` with other workers, nobody waits here: who is there is found out elsewhere.
 
         Raises:
             JobError: not all came in time.
         """
         with self._changed:
-            self._hosts[rank] = host
+            self._hosts[rank], self._decides = host, not goes_on
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: len(self._hosts) == self._ledger.workers, self._timeout):
+            have_come = goes_on or self._changed.wait_for(
+                lambda: len(self._hosts) == self._ledger.workers, self._timeout
+            )
+            if not have_come:
                 absent = [each for each in range(self._ledger.workers) if each not in self._hosts]
                 raise JobError(
                     f"{ranks(absent)} did not reach hocket.init() within {self._timeout:g} s: see their output"
@@ -180,13 +185,14 @@ class Liveness:
         self._changed.notify_all()
         if head["left"]:
             self._end([rank], FAILED if head["left"] == FAILED else "")
-        if rank in self._ledger.gone:
+        if rank in self._ledger.gone or not self._ledger.knows(rank):  # a newcomer is nobody yet
             return
         wait, stacks = head["wait"], int(head["stacks"])
         standing = None
         if wait is not None:
-            lane, counts, text = wait
-            standing = Standing(str(lane), {str(name): int(count) for name, count in counts.items()}, str(text))
+            lane, counts, text, generation = wait
+            begun = {str(name): int(count) for name, count in counts.items()}
+            standing = Standing(str(lane), begun, str(text), int(generation))
         if (standing, stacks) == (self._waits.get(rank), self._stacks.get(rank, 0)):
             return
         self._stacks[rank] = stacks
@@ -198,7 +204,7 @@ class Liveness:
         self._ring()
 
     def _end(self, members: Sequence[int], how: str) -> None:
-        news = [rank for rank in members if self._ledger.lose(rank, how)]
+        news = [rank for rank in members if (self._ledger.lose(rank, how) if self._decides else rank in self._waits)]
         for rank in news:
             self._waits.pop(rank, None)
         if news:
@@ -216,13 +222,15 @@ class Liveness:
             return
         self._looked = time.monotonic()
         found: dict[str, float] = {}
-        gone = self._ledger.gone
+        live = self._ledger.live
         for rank, wire in self._wires.items():
-            if rank not in gone:
+            if rank in live:
                 found[self._hosts[rank]] = min(wire.silence(), found.get(self._hosts[rank], math.inf))
         for host, seconds in found.items():
-            members = [rank for rank, name in sorted(self._hosts.items()) if name == host]
-            if self._silences.setdefault(host, Silence(host, members, self._say)).is_final(seconds):
+            members = [rank for rank in live if self._hosts.get(rank) == host]
+            silence = self._silences.setdefault(host, Silence())
+            silence.follow(host, members, self._say)
+            if silence.is_final(seconds):
                 self._end(members, UNANSWERED)
 
     def _look_for_mismatch(self, new: Standing) -> None:

@@ -28,6 +28,7 @@ from hocket.config import Config, environment
 from hocket.coordinator.coordinator_client import Coordinator, connect, open_board
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.liveness_client import Watch
+from hocket.coordinator.quiet_connection import QuietConnection
 from hocket.errors import JobError, ServerLost, TakenForDead, UsageError, WorkerLost
 from hocket.events import PipeSink, Stage
 from hocket.job import host_groups, introductions
@@ -109,8 +110,9 @@ def _join_to_go_on(config: Config, shares: bool) -> Communicator | None:
         return None
     secret = introductions.job_secret(config)
     is_one_host = not config.spans_hosts and config.local_size in (0, config.size)
-    # Between hosts whoever waits in vain is told less of the others then, so auto does so only over --transport tcp.
-    can_go_on = shares and (is_one_host or config.transport == "tcp" or config.on_loss != "auto")
+    # With models on GPUs of several hosts nobody goes on, and where the model will be is not known yet.
+    is_asked = config.transport == "tcp" or config.on_loss != "auto"
+    can_go_on = shares and (is_one_host or is_asked or config.spans_hosts != "gpus")
     if can_go_on and secret is not None and config.coordinator_port is not None:
         return _meet_to_go_on(config, secret, is_one_host=is_one_host)
     if config.on_loss == "auto":
@@ -197,6 +199,7 @@ def _connector(config: Config, secret: bytes, coordinator: Coordinator, place: t
         lambda to: encrypted(to, secured),
         coordinator.live,
         config.timeout,
+        QuietConnection(secured, secret, place[1]),
         functools.partial(_end_cut_off, config),
         config.algorithm,
     )

@@ -84,6 +84,7 @@ class HostPart:
         spares: The numbers of the processes that stand by there from the beginning.
         slots: How many workers it may have.
         spans: Whether workers of other hosts are in the job, or may come.
+        near_gpus: Whether a host with which the job began has GPUs.
     """
 
     number: int
@@ -98,6 +99,7 @@ class HostPart:
     spares: Sequence[int] = ()
     slots: int = 0
     spans: bool = True
+    near_gpus: bool = False
 
     def mark(self, job: Job) -> str:
         """The mark of this host's processes of the job alone: two hosts may share a kernel."""
@@ -193,7 +195,7 @@ def _of_part(job: Job, part: HostPart, env: Mapping[str, str]) -> dict[str, str]
         "HOCKET_RENDEZVOUS": f"hocket-{part.mark(job)}",
         "HOCKET_HOST_NAME": part.name,
         "HOCKET_ADDRESS": part.address,
-        **({"HOCKET_SPANS_HOSTS": "1"} if part.spans else {}),
+        **({"HOCKET_SPANS_HOSTS": "gpus" if part.near_gpus else "1"} if part.spans else {}),
     }
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if not env.get(name):

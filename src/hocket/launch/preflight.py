@@ -180,7 +180,7 @@ class _First(Preflight):
             parts[link] = HostPart(
                 number, with_workers, link.host.name, first, counts[link], address, interface, master, servers[link],
                 tuple(range(number, self._job.spares, with_workers)) if counts[link] else (),
-                self._slots[link] if counts[link] else 0, spans,
+                self._slots[link] if counts[link] else 0, spans, any(link.hello["gpus"] for link in links),
             )  # fmt: skip
             first += counts[link]
         reserved = yield from self.ask("reserve", "reserved", {meeting: {"address": master}})

@@ -81,8 +81,11 @@ class RemoteCrew(Crew):
         self._links.mind_silence()
         self._first = next(iter(parts))
         self.refusal = ""
-        if self.hosts.spans and not _can_grow(job):
-            self.refusal = "on several hosts new workers can join only with --on-loss replace or --transport tcp"
+        if self.hosts.spans and not _can_grow(job, near_gpus=any(part.near_gpus for part in parts.values())):
+            self.refusal = (
+                "between hosts nobody can join over Gloo, with --on-loss end, or where there are GPUs unless --on-loss "
+                "replace asks for it"
+            )
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background, reading fails instead of stopping us
         self._reads_input = False
         self._input_again = float("inf")
@@ -212,7 +215,9 @@ class RemoteCrew(Crew):
         self._first.channel.send("input", data)
 
 
-def _can_grow(job: Job) -> bool:
+def _can_grow(job: Job, *, near_gpus: bool) -> bool:
     """Whether the workers of several hosts let others in."""
     transport, on_loss = job.setting("transport"), job.setting("on-loss")
-    return transport == "tcp" or (transport != "gloo" and on_loss in ("continue", "replace"))
+    if transport == "auto" and on_loss == "auto":
+        return not near_gpus
+    return transport != "gloo" and on_loss != "end"

@@ -160,11 +160,13 @@ class Standing:
         lane: The sequence of collectives that the rank waits in; it is the same on every rank.
         counts: How many collectives the rank has begun in each lane.
         text: What the rank waits for, in words.
+        generation: The generation of the job's workers in which it waits, where there are several.
     """
 
     lane: str
     counts: dict[str, int]
     text: str
+    generation: int = 0
 
     def waits_in_vain(self, other: Standing) -> bool:
         """Whether each of two ranks is in a collective that the other one has not begun."""
@@ -172,7 +174,7 @@ class Standing:
         def is_ahead(a: Standing, b: Standing) -> bool:
             return b.counts.get(a.lane, 0) < a.counts.get(a.lane, 0)
 
-        return is_ahead(self, other) and is_ahead(other, self)
+        return self.generation == other.generation and is_ahead(self, other) and is_ahead(other, self)
 
 
 def say_all(standings: Mapping[int, Standing]) -> str:
