@@ -1,14 +1,16 @@
 """Newcomers wait for those who train, however long these take, and as long as there are some."""
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from server.serving import together, until
 
 from hocket.coordinator.changes import Changes
+from hocket.coordinator.coordinator_client import Coordinator
 from hocket.coordinator.ledger import Ledger
 from hocket.errors import WorkerLost
+from hocket.transport.requests import Link
 
 
 class Waiting:
@@ -86,3 +88,15 @@ def test_a_failure_that_some_workers_know_of_counts() -> None:
     waiting.changes.keep(b"answers", "")
     waiting.changes.keep(b"answers", "groups")
     assert waiting.wait("kept") == ({"failure": "groups"}, b"answers")
+
+
+def test_a_worker_that_has_left_wants_nothing_more() -> None:
+    """It is not a member any more, though the coordinator may not know yet that it is gone."""
+
+    class Answers:
+        def request(self, *_: object) -> tuple[dict[str, list[int]], bytes]:
+            return {"ranks": [0, 1, 2], "joining": [3], "leaving": [1, 2]}, b""
+
+    coordinator = Coordinator(0, 3, cast(Link, Answers()))
+    assert coordinator.wanted() == {"joining": [3], "leaving": [1, 2]}
+    assert coordinator.wanted((0, 1)) == {"joining": [3], "leaving": [1]}

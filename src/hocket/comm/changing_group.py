@@ -176,7 +176,7 @@ class RegroupingCommunicator(Communicator):
         is_late = self._has_asked or time.monotonic() >= self._next_look  # of its own wish rank 0 knows
         if self.rank == 0 and is_late and (counters is None or not counters.of(0)):
             self._next_look = time.monotonic() + _LOOK
-            if any(self._coordinator.wanted().values()):
+            if any(self._coordinator.wanted(self.members).values()):
                 if counters is None:
                     return True
                 counters.advance(place + 1 + self.ahead)
@@ -191,7 +191,8 @@ class RegroupingCommunicator(Communicator):
         now, mine, generation = time.monotonic(), b"", self.generation
         if self.rank == 0:
             each = max((now - self._next_look) / max(place, 1), 1e-4) if self._next_look else 1.0
-            mine = json.dumps([any(self._coordinator.wanted().values()), max(1, int(_LOOK_ON_HOSTS / each))]).encode()
+            wanted = self._coordinator.wanted(self.members)
+            mine = json.dumps([any(wanted.values()), max(1, int(_LOOK_ON_HOSTS / each))]).encode()
         is_wanted, more = json.loads(self.gather_bytes(mine)[0])
         if self.generation != generation:
             return False
@@ -202,7 +203,7 @@ class RegroupingCommunicator(Communicator):
         """All workers are between two batches: let in who wants to join, and let go who wants to leave."""
         generation = self.generation
         try:
-            mine = json.dumps(self._coordinator.wanted()).encode() if self.rank == 0 else b""
+            mine = json.dumps(self._coordinator.wanted(self.members)).encode() if self.rank == 0 else b""
             wanted = json.loads(self._group.gather_bytes(mine)[0])
             joining, leaving = wanted["joining"], wanted["leaving"]
             first = next((rank for rank, member in enumerate(self.members) if member not in leaving), None)

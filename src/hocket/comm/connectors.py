@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from hocket.comm.alone import AloneCommunicator
@@ -32,7 +32,7 @@ class Shares(Meets, Protocol):
     def join(self) -> tuple[dict[str, Any], bytes]: ...
     def admit(self, numbers: Sequence[int], told: dict[str, Any]) -> object: ...
     def leave(self) -> bool: ...
-    def wanted(self) -> dict[str, list[int]]: ...
+    def wanted(self, members: Collection[int] | None = None) -> dict[str, list[int]]: ...
 
 
 class Connector(Protocol):

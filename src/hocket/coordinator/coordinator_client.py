@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket import spans
@@ -135,10 +135,14 @@ class Coordinator:
         """Say that this worker wants to leave, when the others can let it go; returns whether all have said so."""
         return bool(self._request(Ask.LEAVE, {})[0]["all"])
 
-    def wanted(self) -> dict[str, list[int]]:
-        """The numbers of those that wait to join (``joining``), and of workers that want to leave (``leaving``)."""
+    def wanted(self, members: Collection[int] | None = None) -> dict[str, list[int]]:
+        """The numbers of those that wait to join (``joining``), and of workers that want to leave (``leaving``).
+
+        Only of ``members``, if these are given: of a worker that has left, it may not be known yet that it is gone.
+        """
         told, _ = self._request(Ask.MEMBERSHIP, {})
-        return {name: [int(number) for number in told[name]] for name in ("joining", "leaving")}
+        leaving = [number for number in told["leaving"] if members is None or number in members]
+        return {"joining": list(told["joining"]), "leaving": leaving}
 
     def waiting(self) -> list[int]:
         """The newcomers that wait, if this is the worker that lets them in: the first one that is left."""
