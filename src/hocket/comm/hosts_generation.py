@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from hocket.comm.algorithms.host_reductions import HostSlices
-from hocket.comm.algorithms.network_reductions import Flat, NetworkTimes
+from hocket.comm.algorithms.network_reductions import Flat, Lane, NetworkTimes
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.bucket_layout import Layout
 from hocket.comm.channel import Channel, Channels, Explained
@@ -296,6 +296,9 @@ class GenerationCommunicator(Communicator):
 
     def collect(self, data: torch.Tensor, root: int) -> list[torch.Tensor]:
         return self.finish(_HAND, lambda: self._inner.collect(data, root))
+
+    def open_lane(self, nbytes: int = 0) -> Lane:
+        return self._inner.open_lane(nbytes)  # a sum over it alone may be over for some, and not for others
 
     def open_channel(self, name: str, ranks: Sequence[int]) -> Channel:
         return Explained(self._inner.open_channel(name, ranks), self._lose)
