@@ -203,8 +203,11 @@ class Churn:
     def _victims(self, count: int = 1) -> list[int]:
         """Some workers, of which at least one other is left; fewer if there are not enough."""
         workers, done = self._workers_at_work(), self._batches()
-        if self._rig is not None and done < self._enough:  # two in a row may not die with the same samples
-            return []
+        if self._rig is not None:  # two in a row may not die with the same samples
+            if any(path.suffix != ".1" for path in self._folder.glob("order.*")):  # somebody is still to die
+                self._enough = done + 6 * len(workers)
+            if done < self._enough:
+                return []
         self._enough = done + 6 * len(workers)
         return self._chance.sample(workers, max(0, min(count, len(workers) - 1)))
 
