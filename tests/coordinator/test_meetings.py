@@ -156,3 +156,26 @@ def test_a_failure_wakes_everybody_and_stays() -> None:
             meetings.gather(0, 1 + rank, "x", b"", ignore)
 
     together(2, work)
+
+
+def test_who_settles_and_who_meets_wait_for_each_other_and_are_told() -> None:
+    meetings = Met(3)
+
+    def work(rank: int) -> object:
+        with pytest.raises(MismatchError, match=r"rank 0 waits for the others to end .* rank 1, 2 is in load"):
+            if rank == 0:
+                meetings.meetings.settle(0, ignore, has_trained=True, stays=False)
+            else:
+                meetings.gather(rank, 1, "load_state_dict()", b"", ignore)
+        return True
+
+    assert together(3, work) == [True] * 3
+
+
+def test_who_comes_to_a_meeting_that_has_failed_is_told_why() -> None:
+    meetings = Met(2)
+    meetings.meetings.idle.add(1)
+    with pytest.raises(MismatchError, match="x is called in a training loop"):
+        meetings.gather(0, 1, "x", b"", ignore)
+    with pytest.raises(MismatchError, match="x is called in a training loop"):
+        meetings.gather(1, 1, "y", b"", ignore)

@@ -362,9 +362,9 @@ def die_ahead(strategy: str, between: bool, folder: Path) -> list[float]:
     return learned
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("between", [False, True])
-@pytest.mark.parametrize("strategy", ["asynchronous", "gossip(asynchronous=True)"])
+@pytest.mark.parametrize("strategy", ["asynchronous", "gossip(asynchronous=True)", "hogwild"])
 def test_what_a_worker_has_not_trained_on_when_it_dies_is_dealt_again(
     pool: Pool, tmp_path: Path, strategy: str, between: bool
 ) -> None:

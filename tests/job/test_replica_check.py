@@ -53,6 +53,11 @@ def test_a_rank_that_goes_its_own_way_is_found_in_the_first_steps(pool: Pool, wh
         assert "if hocket.rank() ==" in outcome.message
 
 
+def test_a_gradient_that_one_rank_clips_alone_is_found_where_each_updates_a_part(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, stray, "clip", strategy="central"):
+        assert outcome.kind == "ReplicaError" and "'0.weight.grad' on rank 1" in outcome.message
+
+
 @pytest.mark.parametrize("check", [None, 0])
 def test_a_step_that_one_rank_leaves_out_is_found_by_the_next_exchange(pool: Pool, check: int | None) -> None:
     for outcome in pool.outcomes(2, stray, "skip", check_replicas=check):
@@ -66,7 +71,7 @@ def test_a_step_that_one_rank_leaves_out_is_found_by_the_next_exchange(pool: Poo
     ("strategy", "servers", "message"),
     [
         ("central", 0, "after 2 optimizer steps"), ("delayed", 0, "after 3 batches"),
-        ("bsp", 1, "rank 1: optimizer.step() after 2 backward passes since the last step"),
+        ("bsp", 1, "rank 1: optimizer.step() after 2 backward passes since the last step, on 2 batches"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("last", [False, True])
@@ -88,6 +93,27 @@ def test_a_step_that_one_rank_leaves_out_is_found_in_a_loop(
     with pytest.raises(MismatchError) as found:
         SimulatedJob(3, strategy, servers=servers).run(script)
     assert last or message in str(found.value)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_batch_that_one_rank_leaves_out_is_found_with_servers(number: int) -> None:
+    """Else all further gradients of that rank would be averaged with those of other batches."""
+
+    def script() -> None:
+        model = nn.Linear(6, 1)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader: Any = DataLoader(TensorDataset(torch.ones(24, 6)), 2)
+        model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+        for _ in range(2):
+            for place, (x,) in enumerate(loader):
+                loss = model(x).sum()
+                if (place, hocket.rank()) != (number, 1):
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
+    with pytest.raises(MismatchError, match=r"rank 1: (.* on 2 batches|the end of a training loop, without this step)"):
+        SimulatedJob(3, "bsp", servers=1).run(script)
 
 
 def test_replicas_are_compared_at_checkpoints(pool: Pool, tmp_path: Path) -> None:

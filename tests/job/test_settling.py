@@ -1,6 +1,7 @@
 """What was left unsettled is said in a line: when it is settled late, and when it never is."""
 
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -96,3 +97,19 @@ def test_a_script_that_ends_unsettled(capsys: pytest.CaptureFixture[str], strate
 def test_one_worker_owes_nothing(capsys: pytest.CaptureFixture[str], strategy: str) -> None:
     SimulatedJob(1, strategy).run(lambda: lives_on(False))
     assert capsys.readouterr().err == ""
+
+
+def settled_in_the_middle() -> list[bool]:
+    """Whether all ranks see the same after each ``settle()``; an iterator lives on, and ranks train unevenly."""
+    model, optimizer, loader = make()
+    batches, found = iter(loader), list[bool]()
+    for count in (3 + hocket.rank(), 1, 2):
+        for (x,) in itertools.islice(batches, count):
+            step(model, optimizer, x)
+        hocket.settle()
+        found.append(all(torch.equal(each, model.weight) for each in hocket.allgather(model.weight.detach())))
+    return found
+
+
+def test_rounds_of_seconds_end_where_all_settle() -> None:
+    assert SimulatedJob(3, "local_sgd(time=100)").run(settled_in_the_middle) == [[True] * 3] * 3

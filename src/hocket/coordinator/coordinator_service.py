@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hocket.coordinator.board import Board
 from hocket.coordinator.changes import Changes
 from hocket.coordinator.dealer import Dealer
+from hocket.coordinator.learned import LearnedBatches
 from hocket.coordinator.ledger import Ledger
 from hocket.coordinator.liveness import Liveness
 from hocket.coordinator.meetings import Meetings
@@ -27,6 +28,7 @@ Batch = Sequence[int]
 
 KEEPER = 0  # the server that is told with each push for which batches the push is
 
+LEARNED = "learned batches"  # the purpose of memory that the coordinator reads when a worker is lost
 _LONGEST_PURPOSE = 60  # letters of what memory is for, which is a part of a file's name
 _PART = struct.Struct("!IQ")  # rank and number of bytes of each part of a meeting's result
 
@@ -125,6 +127,7 @@ class CoordinatorService:
         self._lock = threading.Lock()
         self._dealers: dict[int, Dealer] = {}
         self._areas: dict[tuple[int, int], Area] = {}  # by generation and number
+        self._learned: LearnedBatches | None = None
         self._answers: dict[int, Callable[[int, dict[str, Any], Body, Note], Answer]] = {
             Ask.GATHER: self._gather,
             Ask.SETTLE: self._settle,
@@ -184,6 +187,8 @@ class CoordinatorService:
         held = [batch for queue, dealer in dealers.items() for batch in _name(queue, dealer, peer)]
         told = self._tell_servers(lambda server: server.lose(peer, why, held), matters=bool(why))
         kept = told[KEEPER]["kept"] if KEEPER in told else []
+        if self._learned is not None:
+            kept = [*kept, *self._learned.among(peer, held)]
         self.meetings.lose(peer)
         dealt = 0
         for queue, dealer in dealers.items():
@@ -363,6 +368,8 @@ class CoordinatorService:
             if (generation, number) not in self._areas:
                 self._areas[generation, number] = Area.create(nbytes, purpose)
             area = self._areas[generation, number]
+            if purpose == LEARNED and self._learned is None:
+                self._learned = LearnedBatches(area)
         if area.nbytes != Area.size(nbytes):
             raise MismatchError(
                 f"{nbytes:,} bytes of shared memory, and another worker has asked for {area.nbytes:,}: build the "

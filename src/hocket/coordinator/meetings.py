@@ -46,8 +46,10 @@ class Meetings:
         self._meetings: dict[int, _Meeting] = {}
         self._latest = 0  # the last meeting that has been held
         self._failure = ""
+        self._errors: dict[int, str] = {}  # what was wrong in meetings that ended so, by their numbers
         self._settling: dict[int, tuple[bool, bool]] = {}  # ranks that wait until nobody trains, and what each said
         self._settled: dict[int, tuple[bool, bool]] = {}  # what these ranks are told
+        self._refused: dict[int, str] = {}  # or why they cannot settle
         self.idle: set[int] = set()
         """Workers that wait for batches which others hold, and will come to no meeting before they get one."""
 
@@ -66,6 +68,8 @@ class Meetings:
         with self._condition:
             known = self._meetings.get(number)
             was_held = known.result is not None if known is not None else number <= self._latest
+            if was_held and (error := self._errors.get(number)):
+                raise MismatchError(error)
             if was_held and (known is None or rank not in known.given):
                 raise TakenForDead(
                     f"rank {rank} comes to {what}, and was taken for dead: its connection was broken for too long, and "
@@ -109,6 +113,8 @@ class Meetings:
             while rank not in self._settled:
                 if self._failure:
                     raise ServerLost(self._failure)
+                if error := self._refused.pop(rank, ""):
+                    raise MismatchError(error)
                 missing = sorted(self._live - set(self._settling))
                 stuck = (stuck if stuck is not None else wait.seconds) if self.idle.issuperset(missing) else None
                 if stuck is not None and wait.seconds - stuck >= _STUCK:
@@ -122,11 +128,25 @@ class Meetings:
         here = set(self._settling)
         meeting = {rank for each in self._meetings.values() if each.result is None for rank in each.given}
         over = all(stays for _, stays in self._settling.values())
-        if here and (self._live <= here or (over and self._live <= here | meeting)):
+        if here and not over and self._live - here and self._live <= here | meeting:
+            self._disagree(here)
+        elif here and (self._live <= here or (over and self._live <= here | meeting)):
             works = self._live <= here and any(has_trained for has_trained, _ in self._settling.values())
             self._settled |= dict.fromkeys(here, (works, over))
             self._settling.clear()
             self._condition.notify_all()
+
+    def _disagree(self, here: set[int]) -> None:
+        """Some ranks wait until nobody trains, and all others wait in a meeting for these ranks: nobody can go on."""
+        settling = f"rank {', '.join(map(str, sorted(here)))} waits for the others to end their training loops"
+        for number, meeting in list(self._meetings.items()):
+            if meeting.result is None:
+                ranks = ", ".join(map(str, sorted(meeting.given)))
+                meeting.error = f"the workers do not do the same: {settling}, rank {ranks} is in {meeting.what}"
+                meeting.error += "; call collectives on all ranks in the same order"
+                self._refused |= dict.fromkeys(here, meeting.error)
+                self._close(number, meeting)
+        self._settling.clear()
 
     def lose(self, rank: int) -> None:
         """A worker has died, or said goodbye, as the ledger knows already; what it has given to a meeting counts."""
@@ -154,6 +174,8 @@ class Meetings:
     def _close(self, number: int, meeting: _Meeting) -> None:
         if meeting.result is None and (meeting.error or self._live <= set(meeting.given)):
             self._latest = max(self._latest, number)
+            if meeting.error:
+                self._errors[number] = meeting.error
             meeting.result = dict(sorted(meeting.given.items()))
             self._condition.notify_all()
 

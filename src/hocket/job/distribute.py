@@ -20,13 +20,12 @@ from hocket.capture.members import Members
 from hocket.comm.communicator import Communicator
 from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
-from hocket.job import devices, randomness, regrouping, rendezvous
+from hocket.job import devices, randomness, regrouping, rendezvous, replica_check
 from hocket.job.batchnorm import SyncBatchNorm
 from hocket.job.guard import refuse_inside
 from hocket.job.learning_rate import scale, scheduled_rates
 from hocket.job.loader.loader import Loader
 from hocket.job.plain_copies import copy_plainly
-from hocket.job.replica_check import ReplicaCheck
 from hocket.job.worker import Worker, current, meeting, together
 from hocket.specs import Mirrored, Spec
 from hocket.strategies.base import Context, Strategy, Why
@@ -163,10 +162,8 @@ def _train_together(
             _take_losses(worker, model, built, spec.averages_over(config.size) if adds else 0)
             if config.verbose and config.rank == 0 and isinstance(built, ServedTraining | ServedEASGDTraining):
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
-            if config.check_replicas != 0 and config.size > 1 and optimizer is not None:
-                check = ReplicaCheck(communicator, built, config.check_replicas)
-                training.checks[built] = check
-                optimizer.register_step_post_hook(check.after_step)
+            if config.size > 1 and optimizer is not None:
+                replica_check.watch(worker, model, optimizer, built)
 
 
 def _check_fit(worker: Worker, spec: Spec) -> None:
@@ -204,6 +201,7 @@ def _make_room(worker: Worker, model: nn.Module, optimizers: list[Optimizer]) ->
         strategy.collector.release()
         training.strategies.remove(strategy)
         training.checks.pop(strategy, None)
+    training.settling.watched = [each for each in training.settling.watched if each.strategy not in former]
     training.idle = [each for each in training.idle if each.args[1] is not model]
     training.counts.counters = [counter for counter in training.counts.counters if counter.optimizer not in before]
     for each in freed:

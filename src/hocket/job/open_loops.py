@@ -83,7 +83,8 @@ class Loops:
 
     def _begin(self, loop: Loop) -> None:
         """Tell strategies that a loop begins; not in another thread."""
-        loop.has_begun, self._settling.was_left = True, False
+        loop.has_begun = True
+        self._settling.begin_loop()
         if not any(each.has_trained for each in self._open):
             paced = any(each.spec.is_uneven or each.spec.survives_loss for each in self._strategies)
             self.pace.begin(self._optimizers if paced else None)

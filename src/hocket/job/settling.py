@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from hocket.comm.communicator import Communicator
-from hocket.job import buffers
+from hocket.job import buffers, loads
 from hocket.server.server_client import Client
 from hocket.strategies.base import Strategy, Why
 
@@ -23,6 +23,7 @@ class Settling:
 
     Attributes:
         was_left: Whether the last loop was left before its end, while other workers may have trained on.
+        watched: What counts the loads of each model.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Settling:
     ) -> None:
         self._communicator, self._strategies, self._models, self._client = communicator, strategies, models, client
         self.was_left = False
+        self.watched: list[loads.Loads] = []
         self._due: list[Callable[[], None]] = []
 
     @property
@@ -64,6 +66,7 @@ class Settling:
                     strategy.settle(Why.IDLE)
                 works, over = client.settle(has_trained=not stays or bool(self.owed), stays=stays)
             if works:
+                loads.compare(self._communicator, self.watched)
                 for strategy in self._strategies:
                     strategy.settle(Why.PAUSE if pauses else Why.END)
                 self.average_buffers()
@@ -72,6 +75,12 @@ class Settling:
         if not works:
             for strategy in self._strategies:
                 strategy.settle(Why.REJOIN)
+
+    def begin_loop(self) -> None:
+        """A training loop begins."""
+        self.was_left = False
+        for each in self.watched:
+            each.go_on()
 
     def average_buffers(self) -> None:
         """Give every rank the mean of the buffers; collective."""

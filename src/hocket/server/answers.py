@@ -89,7 +89,7 @@ class AnswersToWorker:
             groups=head["groups"],
             batches=tuple((int(queue), int(epoch), int(number)) for queue, epoch, number in head["batches"]),
             fault=int(head["fault"]),
-            passes=int(head["passes"]),
+            done=None if head["done"] is None else (int(head["done"][0]), int(head["done"][1])),
         )
 
         def applied() -> None:  # before a worker that goes on after this update can ask which batches are not done

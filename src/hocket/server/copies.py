@@ -80,7 +80,7 @@ class DenseCopy:
             "epoch": push.epoch,
             "weight": push.weight,
             "fault": push.fault,
-            "passes": push.passes,
+            "done": push.done,
             "groups": push.groups,
             "pull": pull,
         }
@@ -224,7 +224,7 @@ class RowCopy:
                 "epoch": push.epoch,
                 "weight": push.weight,
                 "fault": push.fault,
-                "passes": push.passes,
+                "done": push.done,
                 "present": None,
                 "groups": push.groups,
                 "batches": push.batches if number == 0 else (),

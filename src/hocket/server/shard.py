@@ -27,7 +27,7 @@ class Contribution(NamedTuple):
     present: bytes | None
     staleness: int
     fault: int = 0
-    passes: int = 0
+    done: tuple[int, int] | None = None
     applied: Callable[[], None] = lambda: None  # called when it is in the parameters, before anybody sees them
 
 

@@ -121,7 +121,7 @@ class Table:
                 tally.pushes += 1
                 tally.staleness[staleness] += 1
                 given = Contribution(
-                    rank, gradient, push.weight, push.present, staleness, push.fault, push.passes, applied
+                    rank, gradient, push.weight, push.present, staleness, push.fault, push.done, applied
                 )
                 if self.terms.is_collected:
                     faults = self._collect(rank, push, given, note)
@@ -238,16 +238,20 @@ class Table:
         self._condition.notify_all()
 
     def _check_in_step(self, contributions: Sequence[Contribution]) -> None:
-        """Raise if a worker has left out a step that others have taken, so that their batches do not belong together.
+        """Raise if a worker has left out a step or a batch of others, so that their gradients do not belong together.
 
         Once a worker was lost, or not waited for, the others may take uneven numbers of batches.
         """
+        if self._has_missed or any(each.done is None for each in contributions):
+            return
         said: dict[str, list[int]] = {}
-        for each in contributions if not self._has_missed else ():
-            if not each.passes:
-                continue
-            passes = f"{each.passes} backward pass{'es' if each.passes != 1 else ''} since the last step"
-            said.setdefault(f"optimizer.step() after {passes}", []).append(each.rank)
+        for each in contributions:
+            passes, batches = each.done or (0, 0)
+            since = f"{passes} backward pass{'es' if passes != 1 else ''} since the last step"
+            on = f", on {batches} batch{'es' if batches != 1 else ''}"
+            said.setdefault(f"optimizer.step() after {since}{on}", []).append(each.rank)
+        if left := sorted(set(self.pace.live) - {each.rank for each in contributions}):
+            said["the end of a training loop, without this step"] = left
         if len(said) > 1:
             raise disagreement(said)
 

@@ -158,7 +158,8 @@ class Push:
         batches: The batches that this gradient completes: queue, epoch and number of each.
         fault: Why nothing that is collected with this push may be applied, as a number that servers only pass on; 0 if
             there is no reason.
-        passes: The backward passes since the push before, if they are as many on all workers; 0 if they need not be.
+        done: Backward passes and batches since the push before, if they are as many on all workers; None if they need
+            not be.
     """
 
     epoch: int = 0
@@ -167,7 +168,7 @@ class Push:
     groups: list[dict[str, Any]] | None = None
     batches: tuple[tuple[int, int, int], ...] = ()
     fault: int = 0
-    passes: int = 0
+    done: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

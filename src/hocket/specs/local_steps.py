@@ -272,6 +272,7 @@ class Hogwild(Spec):
     takes_newcomers = True
     is_uneven = True
     leases = True
+    shares_parameters = True
 
     locked: bool = False
 

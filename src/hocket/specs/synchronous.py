@@ -33,12 +33,17 @@ class Central(Spec):
     """
 
     name = "central"
+    shares_parameters = True
 
     fused: bool = False
 
     @property
     def implementation(self) -> str:
         return f"hocket.strategies.central:{'make_fused' if self.fused else 'CentralAveraged'}"
+
+    @property
+    def has_equal_gradients(self) -> bool:
+        return not self.fused
 
     @property
     def regroups(self) -> bool:

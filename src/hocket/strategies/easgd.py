@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from hocket.errors import ReplicaError
 from hocket.specs import EASGD
 from hocket.strategies.averaging import InPlaceAverage, average_once
 from hocket.strategies.base import Context, Why
 from hocket.strategies.elastic import ElasticTraining
 from hocket.strategies.optimizer_state import merged_state
+from hocket.transport.tensor_bytes import view_bytes
+
+_SAMPLE = 1 << 16  # bytes of the centre that are compared in each pull
 
 
 class EASGDTraining(ElasticTraining):
@@ -25,6 +30,7 @@ class EASGDTraining(ElasticTraining):
     def __init__(self, context: Context, spec: EASGD) -> None:
         super().__init__(context, spec)
         self.centre = [parameter.detach().clone() for parameter in context.members.parameters]
+        self._sampled = -1  # the tensor of the centre that was looked at last
         self._differences = [torch.zeros_like(tensor) for tensor in self.centre]
         self._average = InPlaceAverage(context.communicator, self._differences)
 
@@ -67,9 +73,26 @@ class EASGDTraining(ElasticTraining):
         # Where a worker is lost, some know of it before they come here and others not: each brings what it has moved.
         torch._foreach_mul_(self._differences, self.alpha)
         torch._foreach_sub_(own, self._differences)
-        self._average.average(f"the elastic pull after {self.batches} batches")
+        payloads = self._average.average(f"the elastic pull after {self.batches} batches", self._sample())
+        if len(set(payloads)) > 1:
+            raise ReplicaError(
+                f"after {self.batches} batches the workers' copies of the centre are not equal any more: the script "
+                "has written to the parameters, or loaded some, on some ranks only; do the same on every rank"
+            )
         torch._foreach_add_(self.centre, self._differences, alpha=self._communicator.size)
         self.sent += self._average.nbytes
+
+    def _sample(self) -> int:
+        """A number for a part of the centre, another one in each pull; of all of it, if it is small."""
+        number = nbytes = 0
+        while nbytes < min(_SAMPLE, self._average.nbytes):
+            self._sampled = (self._sampled + 1) % len(self.centre)
+            flat = self.centre[self._sampled].reshape(-1)
+            most = max(1, _SAMPLE // flat.itemsize)
+            start = self.pulls * most % max(1, len(flat) - most)
+            number = zlib.crc32(view_bytes(flat[start : start + most].cpu()), number)
+            nbytes += flat.nbytes
+        return number
 
     def _make_equal(self) -> None:
         super()._make_equal()

@@ -15,6 +15,8 @@ from hocket import spans
 from hocket.capture.members import Members
 from hocket.comm.bucket_layout import Layout
 from hocket.comm.communicator import Communicator
+from hocket.coordinator.coordinator_service import LEARNED
+from hocket.coordinator.learned import LearnedBatches
 from hocket.errors import SharedCopyError, StrategyError
 from hocket.server.server_client import Client
 from hocket.specs import Hogwild
@@ -50,6 +52,10 @@ class HogwildTraining(LocalTraining):
             self._guard = SharedLock(self._shared.area, 0, client.rank, client.link.timeout)
         else:
             self._shared.area.close_descriptor()
+        # With the parameters in shared memory, what was learned outlives the worker, and so does this note of it.
+        noted = client.share(LearnedBatches.nbytes, LEARNED)
+        self._learned = LearnedBatches(noted)
+        noted.close_descriptor()
         if client.is_in:
             self._shared.fill()
         self._shared.show()
@@ -108,6 +114,7 @@ class HogwildTraining(LocalTraining):
                 return original(*args, **kwargs)
 
         result = super().step(guarded, closure, **options)
+        self._learned.note(self._client.rank, (each.name for each in self._unlearned if each.name is not None))
         self._note_learned()
         return result
 

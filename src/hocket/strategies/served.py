@@ -260,8 +260,8 @@ class ServedTraining(Strategy):
     def _push(self, weight: float, present: bytes | None, fault: int = 0, *, pull: bool) -> PushOutcome:
         """Push the gradients in the slots; ``present`` has one byte per parameter, if not all have a gradient."""
         names = tuple(batch.name for batch in self._unlearned if batch.name is not None)
-        passes = self._passes if self.spec.in_step and self._batch.in_step else 0
-        push = Push(self._batch.epoch, weight, present, self._groups(), names, fault, passes)
+        done = (self._passes, len(names)) if self.spec.in_step and self._batch.in_step else None
+        push = Push(self._batch.epoch, weight, present, self._groups(), names, fault, done)
         self._passes = 0
         if weight:
             self._multiply()

@@ -198,6 +198,7 @@ class TimedRounds(DealtBatches):
         self._worker, self._number, self.deal, self.after_round = worker, number, deal, after_round
         self._communicator: Communicator = worker.communicator
         self._begun, self._over = 0.0, False
+        self._rest = False  # whether all workers rest, or have left, since the last round
         self._plan = Plan(0)
         self._origin: dict[str, Any] = {}  # the batches that were left when the pass began
         self._factor = 1.0  # the average batches of a rank, divided by this rank's, in the last round
@@ -245,7 +246,7 @@ class TimedRounds(DealtBatches):
         if loop.waits:
             return False
         while not self._over:
-            self._wait(is_out=False)
+            self._wait(is_out=False, rests=True)
             if not self._over and self.deal is not None:
                 return True  # if not, the loop asks again
         return False
@@ -260,6 +261,12 @@ class TimedRounds(DealtBatches):
             return functools.partial(self._take_part, unused=len(loop.untrained))
         self.restore(self._origin)  # the loop was a glance at the data: its batches count as not taken
         return None
+
+    def pause(self) -> None:
+        is_done = self._worker.training.loops.is_between
+        while not (self._over or self._rest):
+            self._wait(is_out=False, is_done=is_done, rests=True)
+        self._rest = False
 
     def place(self) -> Any:
         if self.deal is None:
@@ -297,9 +304,9 @@ class TimedRounds(DealtBatches):
             self._wait(is_out=True, unused=unused)
             unused = 0
 
-    def _wait(self, *, is_out: bool, unused: int = 0) -> None:
+    def _wait(self, *, is_out: bool, is_done: bool = True, unused: int = 0, rests: bool = False) -> None:
         """End a round without a batch of this worker, and do what is due after it."""
-        self._end_round(is_out=is_out, unused=unused)
+        self._end_round(is_out=is_out, is_done=is_done, unused=unused, rests=rests)
         self.after_round()
         if not self._over:
             self._worker.look()
@@ -312,7 +319,7 @@ class TimedRounds(DealtBatches):
         left: int = self.deal.total - self._everyone
         return self._pace + left / self._communicator.size
 
-    def _end_round(self, *, is_out: bool, is_done: bool = True, unused: int = 0) -> None:
+    def _end_round(self, *, is_out: bool, is_done: bool = True, unused: int = 0, rests: bool = False) -> None:
         """Tell each other how far all are, and average; collective.
 
         If a worker is lost meanwhile, all that it has done in the round counts, or nothing.
@@ -321,12 +328,13 @@ class TimedRounds(DealtBatches):
             is_out: Whether this worker takes no more batches of this pass.
             is_done: Whether this worker has trained on all batches that its script was given.
             unused: How many of these it has not trained on, and will not.
+            rests: Whether this worker waits for others, and trains on later.
         """
         unused += len(self._plan.counts)
         if is_out:
             self._plan.counts.clear()
         drawn = self.deal.drawn if self.deal is not None else self._batches
-        mine = [drawn, unused, int(is_out), self._batches, self._samples, self._number, int(is_done)]
+        mine = [drawn, unused, int(is_out), self._batches, self._samples, self._number, int(is_done), int(rests)]
         told = self._communicator.allgather(torch.tensor(mine)).tolist()
         rows: dict[int, list[int]] = dict(zip(self._communicator.members, told, strict=True))
         if any(row[5] != self._number for row in told):
@@ -349,6 +357,7 @@ class TimedRounds(DealtBatches):
         else:
             self._over = all(row[2] or not row[3] for row in rows.values())
         is_done = all(row[6] for row in rows.values())
+        self._rest = all(row[2] or row[7] for row in rows.values())
         self._over &= is_done
         self._worker.training.at_one_place = is_done and not self._over
         batches, samples = sum(row[3] for row in rows.values()), sum(row[4] for row in rows.values())
