@@ -180,7 +180,6 @@ class Config:
         for_hosts=True,
     )
 
-
     def prefer(self, name: str, script: Any) -> Any:
         """What holds of a setting that a script may make, too: of flag or variable, the script's, or the file's."""
         told = getattr(self, name)

@@ -329,3 +329,26 @@ def test_a_newcomer_is_in_step(number: int) -> None:
         assert [row[3] for row in rest] == [24, 25, 26, 27, 28]
         assert sorted(deal(0, 1, 2, 3)) == [21, 22, 23, 29]
     assert queue.take(0, 1, total, ranks=3) == "over"
+
+
+def test_batches_of_a_dead_worker_that_nobody_asks_for_any_more_are_told() -> None:
+    said = list[str]()
+    queue = Dealer(threading.Condition(), lambda: range(2), say=said.append)
+    assert [queue.take(0, 1, 3), queue.take(1, 1, 3), queue.take(1, 1, 3)] == [0, 1, 2]
+    queue.finish(0, (0,))
+    queue.lose(1)
+    assert queue.take(0, 1, 3) == 1  # this one comes in time
+    queue.finish(0, (1,))
+    queue.take(0, 2, 3)
+    assert len(said) == 1 and "in epoch 1 nobody has trained on 1 batches of lost workers" in said[0]
+
+
+def test_batches_that_the_living_leave_are_not_told() -> None:
+    said = list[str]()
+    queue = Dealer(threading.Condition(), lambda: range(2), say=said.append)
+    assert [queue.take(0, 1, 3), queue.take(1, 1, 3), queue.take(1, 1, 3)] == [0, 1, 2]
+    queue.lose(1)
+    queue.give_back(0, (0,))  # it leaves the loop
+    queue.leave(0, 1)
+    queue.take(0, 2, 3)
+    assert not said

@@ -13,12 +13,11 @@ from typing import Any, Protocol
 from hocket.coordinator.board import Board
 from hocket.coordinator.changes import Changes
 from hocket.coordinator.dealer import Dealer
-from hocket.coordinator.learned import LearnedBatches
 from hocket.coordinator.ledger import Ledger
 from hocket.coordinator.liveness import Liveness
 from hocket.coordinator.meetings import Meetings
-from hocket.errors import HocketError, MismatchError
-from hocket.transport.area import Area
+from hocket.coordinator.shared_areas import SharedAreas
+from hocket.errors import HocketError
 from hocket.transport.replies import Answer, Body
 from hocket.transport.requests import BOARD, SERVER, WATCH
 from hocket.transport.waiting import Condition, Note, Wait
@@ -28,8 +27,6 @@ Batch = Sequence[int]
 
 KEEPER = 0  # the server that is told with each push for which batches the push is
 
-LEARNED = "learned batches"  # the purpose of memory that the coordinator reads when a worker is lost
-_LONGEST_PURPOSE = 60  # letters of what memory is for, which is a part of a file's name
 _PART = struct.Struct("!IQ")  # rank and number of bytes of each part of a meeting's result
 
 
@@ -126,8 +123,7 @@ class CoordinatorService:
         self.changes = Changes(make_condition(), lambda: self.ledger.live, timeout, clock)
         self._lock = threading.Lock()
         self._dealers: dict[int, Dealer] = {}
-        self._areas: dict[tuple[int, int], Area] = {}  # by generation and number
-        self._learned: LearnedBatches | None = None
+        self._areas = SharedAreas()
         self._answers: dict[int, Callable[[int, dict[str, Any], Body, Note], Answer]] = {
             Ask.GATHER: self._gather,
             Ask.SETTLE: self._settle,
@@ -187,8 +183,8 @@ class CoordinatorService:
         held = [batch for queue, dealer in dealers.items() for batch in _name(queue, dealer, peer)]
         told = self._tell_servers(lambda server: server.lose(peer, why, held), matters=bool(why))
         kept = told[KEEPER]["kept"] if KEEPER in told else []
-        if self._learned is not None:
-            kept = [*kept, *self._learned.among(peer, held)]
+        if self._areas.learned is not None:
+            kept = [*kept, *self._areas.learned.among(peer, held)]
         self.meetings.lose(peer)
         dealt = 0
         for queue, dealer in dealers.items():
@@ -204,9 +200,10 @@ class CoordinatorService:
             self.refused[why] += 1
 
     def close(self) -> None:
-        """Give up what would outlive the coordinator in a process that goes on."""
-        for area in self._areas.values():
-            area.close_descriptor()
+        """The job is over: give up what would outlive the coordinator in a process that goes on."""
+        for dealer in self._dealers.values():
+            dealer.tell_missed()
+        self._areas.close()
 
     def _tell_user(self, line: str) -> None:
         self.say(line)  # looked up on each call: ``say`` may be replaced later
@@ -286,9 +283,8 @@ class CoordinatorService:
         number = int(head["queue"])
         with self._lock:
             if number not in self._dealers:
-                self._dealers[number] = Dealer(
-                    self._make_condition(), lambda: self.ledger.live, self._timeout, self._clock
-                )
+                settings = self._timeout, self._clock, self._tell_user
+                self._dealers[number] = Dealer(self._make_condition(), lambda: self.ledger.live, *settings)
             return self._dealers[number]
 
     def _take(self, rank: int, head: dict[str, Any], _: Body, note: Note) -> Answer:
@@ -359,23 +355,8 @@ class CoordinatorService:
         raise ValueError(f"the board has no operation {operation!r}")
 
     def _share(self, _: int, head: dict[str, Any], __: Body, ___: Note) -> Answer:
-        """Memory that all workers of this host have in common: made when the first worker asks for it."""
-        generation, number, nbytes = int(head["generation"]), int(head["number"]), int(head["nbytes"])
-        purpose = str(head["purpose"]).replace("\0", "")[:_LONGEST_PURPOSE]
-        with self._lock:
-            for key in [key for key in self._areas if key[0] < generation]:
-                self._areas.pop(key).close_descriptor()
-            if (generation, number) not in self._areas:
-                self._areas[generation, number] = Area.create(nbytes, purpose)
-            area = self._areas[generation, number]
-            if purpose == LEARNED and self._learned is None:
-                self._learned = LearnedBatches(area)
-        if area.nbytes != Area.size(nbytes):
-            raise MismatchError(
-                f"{nbytes:,} bytes of shared memory, and another worker has asked for {area.nbytes:,}: build the "
-                "same model on every rank"
-            )
-        return Answer({"shared": True}, area=area)
+        where = int(head["generation"]), int(head["number"])
+        return Answer({"shared": True}, area=self._areas.get(where, int(head["nbytes"]), str(head["purpose"])))
 
 
 def _tell(told: dict[str, Any], given: bytes) -> Answer:

@@ -28,6 +28,7 @@ class _Epoch:
     total: int | None = None  # batches of the epoch; None until a worker finds the end
     held: dict[int, int] = field(default_factory=dict)  # the rank that has each batch
     kept: set[int] = field(default_factory=set)  # batches of lost workers that the servers have
+    orphans: set[int] = field(default_factory=set)  # batches of lost workers that nobody has had since
     again: list[int] = field(default_factory=list)  # batches to be dealt again
     ranks: int = 0  # how many workers are in step; 0 if they are not in step
     ahead: dict[int, int] = field(default_factory=dict)  # the next of each rank's own numbers
@@ -42,6 +43,12 @@ class _Epoch:
     fatal: set[int] = field(default_factory=set)  # batches that two workers had which have died in a row
     waiting: set[int] = field(default_factory=set)  # ranks that wait for a batch, perhaps with some to train on yet
     behind: Counter[int] = field(default_factory=Counter)  # how many fewer numbers newcomers had when they came
+
+    @property
+    def missed(self) -> int:
+        """How many batches of lost workers are left of an epoch that is over but for these."""
+        left = {*self.again, *self.rest, *self.held}
+        return len(self.orphans) if self.orphans and left <= self.orphans else 0
 
     def own(self, rank: int) -> int:
         """The next of a rank's own numbers; it may be beyond the last batch."""
@@ -89,6 +96,7 @@ class Dealer:
         live: The ranks that are in the job now.
         timeout: Seconds that a worker may wait for batches that others hold.
         clock: Tells the time.
+        say: Prints a line.
     """
 
     def __init__(
@@ -97,8 +105,9 @@ class Dealer:
         live: Callable[[], Collection[int]],
         timeout: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._condition, self._timeout, self._clock = condition, timeout, clock
+        self._condition, self._timeout, self._clock, self._say = condition, timeout, clock, say
         self._now, self._live = _Epoch(), live
         self._totals: dict[int, int | None] = {}  # batches of each epoch before this one
 
@@ -120,6 +129,7 @@ class Dealer:
         """
         with self._condition:
             if epoch > self._now.number:
+                self.tell_missed()
                 self._totals[self._now.number] = self._now.total
                 self._now = _Epoch(epoch)
             if epoch == self._now.number:
@@ -139,6 +149,7 @@ class Dealer:
                 return now.promised.pop(rank)
             if (number := self._pick(rank)) is not None:
                 now.held[number] = rank
+                now.orphans.discard(number)
                 now.got[rank] += 1
                 return number
             if not (others := self._others(rank)):
@@ -182,6 +193,7 @@ class Dealer:
             if (number := self._pick(rank)) is None:
                 return False
             now.held[number], now.promised[rank] = rank, number
+            now.orphans.discard(number)
             now.got[rank] += 1
             now.gone.discard(rank)
             now.helpers.discard(rank)
@@ -264,6 +276,7 @@ class Dealer:
                 else:
                     number, now.next = now.next, now.next + 1
                 now.held[number] = rank
+                now.orphans.discard(number)
                 taken.append(number)
             return sorted(taken)
 
@@ -301,6 +314,13 @@ class Dealer:
                     self._now.again = sorted([*self._now.again, number])
                     self._now.got[rank] -= 1
             self._condition.notify_all()
+
+    def tell_missed(self) -> None:
+        """The epoch is over: say whether batches of lost workers came back when nobody asked for any more."""
+        if missed := self._now.missed:
+            text = "batches of lost workers: the others had asked for their last ones before"
+            self._say(f"hocket: in epoch {self._now.number} nobody has trained on {missed} {text}")
+            self._now.orphans.clear()
 
     def leave(self, rank: int, epoch: int) -> None:
         """A worker has left the loop over ``epoch``: what it would have had is for others, unless it comes back."""
@@ -345,6 +365,7 @@ class Dealer:
                 del self._now.held[number]
             self._now.kept |= set(held) - set(lost)
             self._now.again = sorted(self._now.again + lost)
+            self._now.orphans |= set(lost) if has_died else set()
             self._now.got[rank] -= len(lost)
             self._now.promised.pop(rank, None)
             self._now.gone.add(rank)

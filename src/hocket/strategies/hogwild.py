@@ -15,8 +15,7 @@ from hocket import spans
 from hocket.capture.members import Members
 from hocket.comm.bucket_layout import Layout
 from hocket.comm.communicator import Communicator
-from hocket.coordinator.coordinator_service import LEARNED
-from hocket.coordinator.learned import LearnedBatches
+from hocket.coordinator.shared_areas import PURPOSE, LearnedBatches
 from hocket.errors import SharedCopyError, StrategyError
 from hocket.server.server_client import Client
 from hocket.specs import Hogwild
@@ -53,7 +52,7 @@ class HogwildTraining(LocalTraining):
         else:
             self._shared.area.close_descriptor()
         # With the parameters in shared memory, what was learned outlives the worker, and so does this note of it.
-        noted = client.share(LearnedBatches.nbytes, LEARNED)
+        noted = client.share(LearnedBatches.nbytes, PURPOSE)
         self._learned = LearnedBatches(noted)
         noted.close_descriptor()
         if client.is_in:
