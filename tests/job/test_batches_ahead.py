@@ -345,7 +345,7 @@ def die_ahead(strategy: str, between: bool, folder: Path) -> list[float]:
     following = script.changed(next(batches, None)) if not between else None
     while batch is not None:
         if hocket.rank() == 0:  # or it could have trained on all batches before
-            until((folder / "died").exists, 30)
+            until((folder / "died").exists, 50)
             until(lambda: live() == [0], 30)
         loss = script.loss(batch)
         if between:
