@@ -17,6 +17,8 @@ COMMON = {  # for everyone, and what of each other they may import
     "events": {"errors", "config", "messages"},
     "spans": {"events"},
     "specs": {"errors"},
+    "clusters": {"errors"},
+    "surroundings": {"errors", "clusters"},
 }
 FOR_EVERYONE = {"__init__", *COMMON}
 PUBLIC = {"hooks": "job"}  # modules that users import, built on a layer
@@ -38,6 +40,7 @@ NO_TORCH = [
     "hocket.transport.interfaces",
     "hocket.transport.routes",
     "hocket.config",
+    "hocket.surroundings",
     "hocket.events",
     "hocket.horovod.aliases",
 ]

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hocket import config as configuration
-from hocket import spans
+from hocket import spans, surroundings
 from hocket.comm.alone import AloneCommunicator
 from hocket.comm.communicator import Communicator, calling
 from hocket.comm.coordinator_group import MeetingCommunicator
@@ -179,7 +179,7 @@ def init() -> None:
     if multiprocessing.current_process().name != "MainProcess":
         config = Config()  # a data-loader process that runs the script again is no worker
     elif not config.launched:
-        forgotten.warn_of_copies(configuration.environment())
+        config = _of_surroundings(config)
     _have_stacks_printed()
     sink: Sink = PipeSink(config.events) if config.events is not None else NoSink()
     if config.timeline:
@@ -191,6 +191,23 @@ def init() -> None:
         _spare = config
         return
     _enter(config, sink)
+
+
+def _of_surroundings(config: Config) -> Config:
+    """What this process is told by what has started it as one of several; ``config`` if nothing has."""
+    environ = configuration.environment()
+    found = surroundings.find(environ)
+    if found is None:
+        forgotten.warn_of_copies(environ)
+        return config
+    told = found.variables(environ)
+    if found.number == 0:
+        where = f"{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
+        line = (
+            f"hocket: {found.sign}: {found.count} workers of one job, which meet at {where}, open to all who reach it"
+        )
+        print(line, file=sys.stderr, flush=True)
+    return configuration.read({**environ, **told})
 
 
 def _take_place() -> None:
