@@ -93,6 +93,8 @@ def check_imports(path: Path) -> None:
                 "recruits.py",
                 "reception.py",
                 "dialing.py",
+                "meeting.py",
+                "tasks.py",
             ):  # messages, and addresses
                 allowed.add("transport")
             if path.name in ("cli.py", "agent.py"):  # the command has the tools' commands; an agent answers a doctor

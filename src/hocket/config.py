@@ -164,6 +164,16 @@ class Config:
     seed: int | None = _setting(
         "", "Where hocket.init() starts all random numbers of a worker; else the script does.", count(0, _=None)
     )
+    secret_file: str | None = _setting(
+        "",
+        "A file of mode 0600 with a secret that the machines of a job prove to each other, where each is started by "
+        "something else: Slurm, mpirun, a JobSet, --cluster.",
+        text_or_none,
+        for_launcher=True,
+    )
+    start_timeout: float = _setting(
+        "600", "Seconds in which all these machines have to be there.", seconds, for_launcher=True
+    )
     run_dir: str = _setting(
         "hocket-runs", "The folder for the records of runs, one folder each.", folder, for_launcher=True
     )

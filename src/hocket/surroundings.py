@@ -40,6 +40,7 @@ class Surroundings:
         start: Names this start among all others; empty if nothing does.
         shares_home: Whether its hosts share a home folder, as they usually do under ``by``.
         servers: How many of the tasks, the last ones, are parameter servers.
+        names: What its user calls each task, if there are names.
     """
 
     by: str
@@ -55,6 +56,7 @@ class Surroundings:
     start: str
     shares_home: bool = False
     servers: int = 0
+    names: tuple[str, ...] = ()
 
     @property
     def is_one_host(self) -> bool:
@@ -205,6 +207,7 @@ def of_cluster(cluster: clusters.Cluster, task: clusters.Task, by: str) -> Surro
     return Surroundings(
         by, f"{by} with {len(tasks)} tasks, of which this is {task}", tasks.index(task), len(tasks), None, 0, None,
         socket.gethostname(), host, port, cluster.digest, servers=cluster.servers,
+        names=tuple(f"{each} ({cluster.roles[each.role][each.number]})" for each in tasks),
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from hocket.launch import (
     supervisor,
 )
 from hocket.launch.discovery import Discovery
+from hocket.launch.engines import choice
 from hocket.launch.engines.ssh import SshEngine
 from hocket.launch.environment import Job
 from hocket.launch.flags import takes_settings
@@ -55,7 +55,10 @@ app.add_typer(rig_cli.app, name="rig")
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 @takes_settings(
-    before={"tls": ["server_hosts"], "ssh": ["no_record", "tensorboard", "log_dir", "host", "hostfile", "discover"]},
+    before={
+        "tls": ["server_hosts"],
+        "ssh": ["no_record", "tensorboard", "log_dir", "host", "hostfile", "discover", "cluster", "task"],
+    },
 )
 def run(
     *,
@@ -92,6 +95,11 @@ def run(
             "--discover", help="The same from a command that prints such lines: asked again while the job runs."
         ),
     ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", help="A JSON file with chief, worker, ps: each machine starts its --task."),
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Which task of --cluster this is: worker:1.")] = None,
     export: Annotated[
         list[str] | None,
         typer.Option("-x", "--export", help="An environment variable for workers on other hosts: NAME or NAME=VALUE."),
@@ -104,12 +112,14 @@ def run(
         leftovers.end_with_parent(with_parent)
     if no_record and tensorboard:
         raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
-    naming = [flag for flag, value in (("-H", host), ("--hostfile", hostfile), ("--discover", discover)) if value]
+    flags = {"-H": host, "--hostfile": hostfile, "--discover": discover}
+    naming = [flag for flag, value in flags.items() if value]
     if len(naming) > 1:
         raise UsageError(f"{naming[0]} and {naming[1]} both name the hosts: use one of them")
     called = report is not None or with_parent is not None  # by hocket.launch() or compare, which say what they want
     file = config_file.ConfigFile() if called else config_file.read()
-    if not naming:  # the number of the file is for its hosts
+    tasks = choice.find({"-n": workers, **flags}, cluster, task)
+    if not naming and tasks is None:  # the number of the file is for its hosts
         host, workers = file.hosts, workers or file.workers
     workers = workers or "auto"
     bounds = machine.worker_bounds(workers)
@@ -117,24 +127,21 @@ def run(
     named = host_list.parse(host) if host is not None else host_list.read_file(hostfile) if hostfile is not None else []
     if discovery is not None:
         named = discovery.first()
-    if not named:
+    if not named and tasks is None:
         of_hosts = {f"--{name}": settings.get(name) for name in config.FOR_HOSTS}
         _refuse_without_hosts({**of_hosts, "-x": export, "--server-hosts": server_hosts})
     command = scripts.command(script, args or [], module)
     settings = _checked(settings, file.settings)
     _check_spares(settings)
-    spares = int(settings.get("spares", "0"))
-    if named and (discovery or bounds or spares) and settings.get("transport", "auto") == "auto":
-        settings["transport"] = "tcp"  # so that workers and hosts can come, and go
-    beside = int(settings.get("servers", "0")) + spares
-    if bounds is not None:
-        settings["min-workers"] = str(max(bounds[0], int(settings.get("min-workers", "1"))))
+    started = choice.begin(tasks, settings) if tasks is not None else None
+    if started is not None:
+        named = started.first()
+    beside = _adapt(settings, bounds, named, discovery)
     count = 0
     if not named:
         count = machine.choose_workers(bounds, beside) if bounds else machine.worker_count(workers, beside)
-    _check_strategy(settings, count)
-    if not named:
         machine.check_files(count + beside)
+    _check_strategy(settings, count)
     told = {name: value for name, value in settings.items() if name not in config.FOR_LAUNCHER}
     job = Job(command, count, told, most=bounds[1] if bounds else None)
     if log_dir is not None:
@@ -148,8 +155,9 @@ def run(
     if named:
         dealt = _server_hosts(server_hosts, job.servers) if server_hosts is not None else {}
         wishes = _wishes(named, workers, settings, export or [], dealt, discovery)
-        with contextlib.closing(wishes.engine):
-            sys.exit(remote.run_on_hosts(job, wishes, log_dir, record, drawn))
+        if started is not None:
+            job, wishes = started.own(job, wishes)
+        sys.exit(remote.run_on_hosts(job, wishes, log_dir, record, drawn))
     sys.exit(supervisor.run(job, log_dir, record(job, None), report, timeline=drawn, gives_notice=not called))
 
 
@@ -187,6 +195,18 @@ def main() -> None:
             raise
         stdio.say(f"hocket: {line}")
         sys.exit(2)
+
+
+def _adapt(
+    settings: dict[str, str], bounds: tuple[int, int] | None, named: list[Host], discovery: Discovery | None
+) -> int:
+    """Set what follows from the number of workers and the hosts; returns how many processes there are beside them."""
+    spares = int(settings.get("spares", "0"))
+    if named and (discovery or bounds or spares) and settings.get("transport", "auto") == "auto":
+        settings["transport"] = "tcp"  # so that workers and hosts can come, and go
+    if bounds is not None:
+        settings["min-workers"] = str(max(bounds[0], int(settings.get("min-workers", "1"))))
+    return int(settings.get("servers", "0")) + spares
 
 
 def _refuse_without_hosts(flags: dict[str, object]) -> None:

@@ -64,8 +64,8 @@ class Call:
             raise UsageError("the agent was not told whom to dial: it is started by the launcher") from None
 
 
-def dial(call: Call) -> Wire:
-    """Connect to the launcher, prove the secret, and say who this is; tries until the call's seconds are over.
+def dial(call: Call, **more: str) -> Wire:
+    """Connect to the launcher, prove the secret, and say who this is, and more; tries until the seconds are over.
 
     Raises:
         JobError: nobody was there in time, or what answered is not of this job.
@@ -76,7 +76,7 @@ def dial(call: Call) -> Wire:
         for address in call.addresses:
             try:
                 wire = _knock(call, address, min(end, time.monotonic() + _TRY))
-                wire.send(COMES, 0, {"host": call.host})
+                wire.send(COMES, 0, {"host": call.host, **more})
                 return wire
             except JobError as error:
                 trouble.append(str(error))

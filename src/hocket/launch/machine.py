@@ -33,7 +33,7 @@ def describe() -> dict[str, Any]:
         "gpus": gpus(),
         "free memory": free_memory(),
         "time": time.time(),
-        "network": _network(),
+        "network": network(),
     }
 
 
@@ -177,7 +177,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def _network() -> str:
+def network() -> str:
     """A text that is the same on hosts that share one network stack, such as several names of one machine."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116

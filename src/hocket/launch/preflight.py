@@ -120,7 +120,9 @@ class Preflight:
     def look_for_script(self, links: list[AgentLink]) -> Talk[None]:
         """Tell agents the job, and look whether the script is there, with the same contents as here."""
         for link in links:
-            secret = b"" if link.has_dialed else self._job.secret
+            reception = self._wishes.engine.reception
+            is_known = link.has_dialed and reception is not None and reception.secret == self._job.secret
+            secret = b"" if is_known else self._job.secret
             link.channel.send("job", secret, number=link.number, environment=self._wishes.exported)
         command = list(self._job.command[:2])
         what = f"module {command[1]!r}" if command[0] == "-m" else f"script {command[0]!r}"

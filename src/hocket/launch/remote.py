@@ -39,21 +39,29 @@ def run_on_hosts(
     make_record: MakeRecord = lambda *_: None,
     timeline: Timeline | None = None,
 ) -> int:
-    """Run ``job`` on the hosts of ``wishes`` to its end; its size is known when the hosts have been looked at."""
-    with Signals() as signals:
-        ready = preflight.gather(wishes, job, signals)
-        with contextlib.closing(ready.links):
-            for line in ready.warnings:
-                print(line, file=sys.stderr, flush=True)
-            job = dataclasses.replace(job, size=ready.size)
-            recorder = make_record(job, ready.facts())
+    """Run ``job`` on the hosts of ``wishes`` to its end; its size is known when the hosts have been looked at.
 
-            def start(sized: Job, _: Signals) -> RemoteCrew:
-                return RemoteCrew(sized, ready, wishes)
+    The engine is closed then.
+    """
+    status = 1
+    try:
+        with Signals() as signals:
+            ready = preflight.gather(wishes, job, signals)
+            with contextlib.closing(ready.links):
+                for line in ready.warnings:
+                    print(line, file=sys.stderr, flush=True)
+                job = dataclasses.replace(job, size=ready.size)
+                recorder = make_record(job, ready.facts())
 
-            return supervisor.run(
-                job, log_dir, recorder, start=start, signals=signals, timeline=timeline, engine=wishes.engine
-            )
+                def start(sized: Job, _: Signals) -> RemoteCrew:
+                    return RemoteCrew(sized, ready, wishes)
+
+                status = supervisor.run(
+                    job, log_dir, recorder, start=start, signals=signals, timeline=timeline, engine=wishes.engine
+                )
+    finally:
+        wishes.engine.close(status)
+    return status
 
 
 class RemoteCrew(Crew):
