@@ -63,7 +63,7 @@ class Listener:
 
     def __init__(self, secret: bytes, number: int) -> None:
         self._secret, self._number = secret, number
-        server = _open_server()
+        server = open_server()
         self.port = int(server.getsockname()[1])
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -161,11 +161,12 @@ async def _prove(
     return proof.check(theirs, await reader.readexactly(ANSWER))
 
 
-def _open_server() -> socket.socket:
+def open_server(port: int = 0) -> socket.socket:
+    """A listening socket at all addresses of this host; port 0 is any that is free."""
     try:
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
     except (OSError, ValueError):
-        return socket.create_server(("", 0), backlog=256)
+        return socket.create_server(("", port), backlog=256)
 
 
 def _plain(address: str) -> str:

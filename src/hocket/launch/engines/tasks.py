@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -26,7 +25,8 @@ from hocket.launch.meeting import Meeting, Secret
 from hocket.launch.reception import Arrival, Reception
 from hocket.launch.signals import Signals
 from hocket.surroundings import Surroundings
-from hocket.transport.door import listen, listen_here
+from hocket.transport.door import listen_here
+from hocket.transport.interfaces import open_server
 from hocket.transport.wire import Closed, Wire
 
 _ROLE = 2  # the kind of the message with which the launcher tells a task what it is
@@ -186,11 +186,11 @@ def _receive(tasks: Surroundings, place: Meeting) -> Reception:
     if place.address.startswith("@"):
         return Reception(listen_here(place.address[1:]), place.secret, encrypted=False)
     try:
-        listener = listen("::" if socket.has_dualstack_ipv6() else "0.0.0.0", place.port)
-    except JobError as error:
+        listener = open_server(place.port)
+    except OSError as error:
         raise UsageError(
-            f"{tasks.sign}: port {place.port}, at which the tasks are to meet, cannot be had here ({error}): "
-            f"{'is another such job at work? ' if tasks.port else ''}set MASTER_PORT to a free one for all of them"
+            f"{tasks.sign}: port {place.port}, at which the tasks are to meet, cannot be had here ({error.strerror}): "
+            "set MASTER_PORT to a free one for all of them"
         ) from None
     return Reception(listener, place.secret, encrypted=place.encrypted)
 
