@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import slurm as slurms
 from launch.sshd import SSHD, Sshd
 
 
@@ -20,3 +21,12 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server = Sshd(tmp_path_factory.mktemp("sshd"))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurms.Slurm]:
+    if reason := slurms.missing():
+        pytest.skip(reason)
+    made = slurms.Slurm(tmp_path_factory.mktemp("slurm"))
+    yield made
+    made.close()
