@@ -37,6 +37,7 @@ GIVEN = [
     ("HOCKET_LEDGER", "The pipe through which the launcher's guardian hears of temporary folders."),
     ("HOCKET_SECRET_FD", "The pipe from which a worker reads the job's secret of 32 bytes."),
     ("HOCKET_HOST_NAME", "With `-H`: the name of this host, as the command has it."),
+    ("HOCKET_PODS", "In a JobSet: how many pods it has; see [a JobSet](clusters.md#a-jobset)."),
     ("HOCKET_ADDRESS", "With `-H`: the address of this host at which all others reach it."),
     ("GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME", "With `-H`: the interface of that address, unless you have set it."),
     ("NCCL_HOSTID", "With `--share-gpus`: a name of the worker, by which NCCL accepts it beside others on a GPU."),

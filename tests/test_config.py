@@ -17,6 +17,8 @@ GIVEN = {
     "on-loss": ("continue", "continue"),
     "spares": ("1", 1),
     "notice": ("5", 5.0),
+    "secret-file": ("secret", "secret"),
+    "start-timeout": ("60", 60.0),
     "min-workers": ("2", 2),
     "max-losses": ("0", 0),
     "batch": ("512", 512),

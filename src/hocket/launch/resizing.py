@@ -82,7 +82,8 @@ class Resizing:
                 continue
             member.is_dismissed = not on_notice or member.role == "spare"
             self._until[member] = time.monotonic() + float(self._job.setting("notice")) + _GRACE
-            self._crew.signal(member, signal.SIGTERM if member.is_worker else signal.SIGKILL)
+            if not (on_notice and member.has_notice):  # the host may have told all of its processes
+                self._crew.signal(member, signal.SIGTERM if member.is_worker else signal.SIGKILL)
 
     def tick(self) -> None:
         """Start those that are wanted, and kill those that have not left in time; to be called often."""

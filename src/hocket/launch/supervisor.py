@@ -34,6 +34,7 @@ _GRACE = 1.0  # seconds between asking workers to end and killing them
 _RETIREMENT = 2.0  # seconds that servers have to end when all workers have finished
 _KILL = 3.0  # seconds that killed ones have to be gone; other hosts may not answer
 _TICK = 0.25
+_HEARD = 0.5  # seconds in which workers say that they have got a signal that was sent to all
 
 
 def run(
@@ -283,8 +284,11 @@ class _Supervisor:
             f"hocket: SIGTERM: the workers have {seconds:g} s to finish their batch and end; another signal ends them "
             "at once"
         )
-        self._pump(0)  # a signal to all processes of the job has come to them, too, and another one would end them
         interrupts = len(self._received)
+        # A signal to all processes of the job has come to them, too, on other hosts as well; another one would end them.
+        deadline = time.monotonic() + _HEARD
+        while not all(worker.has_notice for worker in workers) and time.monotonic() < deadline:
+            self._pump(0.02)
         for worker in workers:
             if not worker.has_notice:
                 self._crew.signal(worker, signal.SIGTERM)
