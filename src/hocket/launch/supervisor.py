@@ -285,7 +285,7 @@ class _Supervisor:
             "at once"
         )
         interrupts = len(self._received)
-        # A signal to all processes of the job has come to them, too, on other hosts as well; another one would end them.
+        # A signal to all processes of the job has come to them, too, on other hosts as well: another one ends them.
         deadline = time.monotonic() + _HEARD
         while not all(worker.has_notice for worker in workers) and time.monotonic() < deadline:
             self._pump(0.02)
