@@ -5,15 +5,18 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import load
 import pytest
 import torch
 from pool import Pool, RemoteError
 from products import product
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.errors import WorkerLost
+from hocket.job.worker import current
 
 SOON = 1.0  # seconds in which the others are told
 
@@ -63,3 +66,25 @@ def test_killed(pool: Pool, tmp_path: Path, count: int, place: tuple[tuple[int, 
     assert not any(isinstance(each, RemoteError) for each in told), told
     assert all(seconds < SOON + load.share() - 1 for seconds in told), told
     assert pool.run(size, left_over) == [[]] * size
+
+
+def train(dead: int) -> int:
+    """Rank 0 asks who wants to join or to leave, and is killed before it tells the others."""
+    model: torch.nn.Module = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(TensorDataset(torch.randn(30, 2)), 2)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader)
+    group: Any = current().communicator
+    if hocket.rank() == dead:
+        group._coordinator.wanted = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(2):
+        for (x,) in loader:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return hocket.size()
+
+
+def test_rank_0_is_killed_when_it_asks_who_comes(pool: Pool) -> None:
+    found = pool.outcomes_with_death(3, train, 0, 0, hosts=(1, 1, 1), transport="tcp", on_loss="continue", timeout=20.0)
+    assert found[1:] == [2, 2], found

@@ -73,14 +73,9 @@ class RegroupingCommunicator(Communicator):
     members: tuple[int, ...] = ()
 
     def __init__(
-        self,
-        coordinator: Shares,
-        connector: Connector,
-        *,
-        newcomer: bool = False,
-        replaces: bool = False,
+        self, coordinator: Shares, connector: Connector, *, newcomer: bool = False, replaces: bool = False,
         asked: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._coordinator, self._connector, self._asked = coordinator, connector, asked
         self.changes = self.parts = True
         self.members, self.generation, self._waited = tuple(range(coordinator.workers)), 0, 0.0
@@ -193,9 +188,10 @@ class RegroupingCommunicator(Communicator):
             each = max((now - self._next_look) / max(place, 1), 1e-4) if self._next_look else 1.0
             wanted = self._coordinator.wanted(self.members)
             mine = json.dumps([any(wanted.values()), max(1, int(_LOOK_ON_HOSTS / each))]).encode()
-        is_wanted, more = json.loads(self.gather_bytes(mine)[0])
+        told = self.gather_bytes(mine)[0]
         if self.generation != generation:
-            return False
+            return False  # rank 0 may be another one now, which has told nothing
+        is_wanted, more = json.loads(told)
         self._next_place = place + int(more)
         return bool(is_wanted)
 
