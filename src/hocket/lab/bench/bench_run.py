@@ -105,7 +105,8 @@ def run_under_mpi(name: str, workers: str, as_json: bool, args: list[str]) -> No
 
 
 def bench_job(name: str, workers: int, **settings: str) -> Job:
-    """Workers that run the benchmark of this name."""
+    """Workers that run the benchmark of this name; without encryption unless that is asked for, as Gloo is."""
+    settings = {"tls": os.environ.get("HOCKET_TLS", "off")} | settings
     return Job(("-m", "hocket.lab.bench.bench_worker", name), workers, settings)
 
 
