@@ -1,11 +1,14 @@
 """Measuring the links between the members of a group, before the first exchange that is worth it.
 
 All members meet in pairs, round after round, and in each round all pairs send both ways at once, so that what several
-links share shows. Then some all-reduces are timed, and the model is corrected by them.
+links share shows. If some links look slower than others, perhaps by chance, all are measured once more. What one link
+carries while the others rest shows whether hosts share a machine. Then some all-reduces are timed, and the model is
+corrected by them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -28,9 +31,14 @@ _SHORT, _LONG = 1 << 18, 1 << 20  # bytes whose times differ by what the link ca
 _ENOUGH = 0.015  # seconds of the short message from which the long one tells nothing new
 _SMALL, _LARGE = 1 << 12, 1 << 20  # bytes of the all-reduces by which predictions are corrected
 _FEW_BYTES = (Direct, HalvingDoubling, Ring, Star, Tree)  # the algorithms by which small ones are timed
-_TIMES = 5  # of each; the median counts, since the best time is not what a run will see
+_TIMES = 3  # of each; the median counts, since the best time is not what a run will see
+_IN_A_ROW = 2  # of the small ones, as buckets of an exchange follow each other
 _LONG_TIME = 0.03  # seconds of the large one from which it is made smaller, and timed once
 _PARTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # of a small message's time, in which each end may be busy with it
+_NOISE = 5e7  # bytes per second from which on a link may have looked slow since its ends were busy otherwise
+_FEW = 8  # members up to which that is looked at, and whether they share processors
+_PROCESSORS = (1, 2, 3, 4, 6)
+_SHARED = 1.3  # how many times as fast a link must be alone for the others to share a machine with it
 
 Clock = Callable[[], float]
 
@@ -42,6 +50,17 @@ def measure(links: PointToPoint, clock: Clock = time.perf_counter) -> LinkModel:
         links: Messages between the members, of whom there are two or more.
         clock: Tells the time in seconds.
     """
+    model = _measure_all(links, clock)
+    if model.has_sites and model.slowest > _NOISE:
+        again = _measure_all(links, clock)
+        better = (tuple(map(max, *rows)) for rows in zip(model.rates, again.rates, strict=True))
+        model = LinkModel(min(model.latency, again.latency), tuple(better))
+    model = _smoothed(model)
+    return _calibrate(links, replace(model, alone=_measure_alone(links, model, clock)), clock)
+
+
+def _measure_all(links: PointToPoint, clock: Clock) -> LinkModel:
+    """Latency and rates of all links, while all members are busy."""
     size, rank = links.size, links.rank
     mine = torch.zeros(size + 1, dtype=torch.float64)  # by whom this member gets so many bytes per second; a latency
     latencies = []
@@ -55,7 +74,20 @@ def measure(links: PointToPoint, clock: Clock = time.perf_counter) -> LinkModel:
     mine[size] = sum(latencies) / len(latencies)
     table = _of_all(links, mine)
     rates = tuple(tuple(float(table[b][a]) for b in range(size)) for a in range(size))
-    return _calibrate(links, _smoothed(LinkModel(float(table[:, size].median()), rates)), clock)
+    return LinkModel(float(table[:, size].median()), rates)
+
+
+def _measure_alone(links: PointToPoint, model: LinkModel, clock: Clock) -> float:
+    """How many times as fast a link within a site is while all others rest; 1 if that is hardly more."""
+    site = max(leaves(model.sites), key=len)
+    if links.size == 2 or len(site) < 2:
+        return 1.0
+    _meet(links)
+    mine, pair = torch.zeros(1, dtype=torch.float64), site[:2]
+    if links.rank in pair:
+        mine[0] = _measure_link(links, pair[pair[0] == links.rank], clock)[1]
+    found = float(_of_all(links, mine).sum()) / 2 / model.rates[pair[0]][pair[1]]
+    return found if found > _SHARED else 1.0
 
 
 def _calibrate(links: PointToPoint, model: LinkModel, clock: Clock) -> LinkModel:
@@ -65,12 +97,14 @@ def _calibrate(links: PointToPoint, model: LinkModel, clock: Clock) -> LinkModel
     message for each other one, and in some, messages follow each other from member to member. A large one tells what
     processors take for its bytes.
     """
-    calls = [rehearse(make(), links.size, _SMALL) for make in _FEW_BYTES]
-    took = _slowest(links, [_time(links, make(), _SMALL, _TIMES, clock) for make in _FEW_BYTES])
+    in_a_row = _IN_A_ROW if links.size <= _FEW and not model.is_long else 1
+    calls = [[each * in_a_row for each in rehearse(make(), links.size, _SMALL)] for make in _FEW_BYTES]
+    took = _slowest(links, [_time(links, make(), _SMALL, _TIMES, clock, in_a_row) for make in _FEW_BYTES])
     fits = []
-    for part in _PARTS:
-        fit = replace(model, overhead=model.latency * part)
-        ratios = [seconds / fit.replay(each) for seconds, each in zip(took, calls, strict=True)]
+    processors = [count for count in _PROCESSORS if count < links.size <= _FEW]
+    for part, at_once in itertools.product(_PARTS, (0, *processors)):
+        fit = replace(model, overhead=model.latency * part, at_once=at_once)
+        ratios = [seconds / fit.replay(each) * in_a_row for seconds, each in zip(took, calls, strict=True)]
         small = statistics.median(ratios)
         fits.append((sum(abs(math.log(ratio / small)) for ratio in ratios), replace(fit, small=_bounded(small))))
     model = min(fits, key=lambda fit: fit[0])[1]
@@ -91,14 +125,17 @@ def _smoothed(model: LinkModel) -> LinkModel:
     return replace(model, rates=tuple(map(tuple, rates)))
 
 
-def _time(links: PointToPoint, algorithm: CollectiveAlgorithm, nbytes: int, times: int, clock: Clock) -> float:
-    """Seconds that an all-reduce takes here, as a rule."""
+def _time(
+    links: PointToPoint, algorithm: CollectiveAlgorithm, nbytes: int, times: int, clock: Clock, in_a_row: int = 1
+) -> float:
+    """Seconds that an all-reduce takes here, as a rule; of several that follow each other."""
     data, spent = torch.zeros(nbytes // 4), []
     for _ in range(times):
         _meet(links)
         begin = clock()
-        algorithm.allreduce(links, data, "sum")
-        spent.append(clock() - begin)
+        for _ in range(in_a_row):
+            algorithm.allreduce(links, data, "sum")
+        spent.append((clock() - begin) / in_a_row)
     return statistics.median(spent)
 
 

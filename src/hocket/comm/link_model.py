@@ -1,7 +1,8 @@
 """How fast the links between the members of a group are, and how long an algorithm takes over them.
 
 Each algorithm is asked itself what it would send: it runs without data, for each member, and what it would send and
-receive is replayed over the measured links. A link counts with what it carries while all others are busy, too.
+receive is replayed over the measured links. A link counts with what it carries while all others are busy, too; where
+hosts share a machine, they share its processors, and what these can move.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class LinkModel:
         overhead: The part of the latency, at each end, in which nothing else is sent or received there.
         small: By what predicted latencies are multiplied, from all-reduces that were timed.
         large: By what predicted times of bytes are multiplied, from an all-reduce that was timed.
+        at_once: How many members can be busy with messages at the same time; 0 is all of them.
+        alone: How many times as fast a link is while all others rest: more than 1 where hosts share a machine.
     """
 
     latency: float
@@ -43,6 +46,8 @@ class LinkModel:
     overhead: float = 0.0
     small: float = 1.0
     large: float = 1.0
+    at_once: int = 0
+    alone: float = 1.0
 
     @property
     def size(self) -> int:
@@ -110,6 +115,7 @@ class LinkModel:
         overhead = self.overhead * self.small
         between = max(self.latency * self.small - 2 * overhead, 0.0)
         free: dict[tuple[object, ...], float] = {}
+        idle = [0.0] * (self.at_once or self.size)  # from when on each processor has nothing to do
         arrived: dict[tuple[int, int], deque[float]] = {}
         waiting: dict[tuple[int, int], float] = {}
         end = 0.0
@@ -121,7 +127,7 @@ class LinkModel:
         while events:
             now, _, rank, peer, part, nbytes, last = heapq.heappop(events)
             if peer < 0:
-                self._go_on(rank, now, calls[rank], overhead, events, numbers, arrived, waiting)
+                self._go_on(rank, now, calls[rank], overhead, idle, events, numbers, arrived, waiting)
                 end = max(end, now)
                 continue
             way = self._ways[rank][peer]
@@ -145,6 +151,7 @@ class LinkModel:
         now: float,
         calls: deque[tuple[int, int, bool]],
         overhead: float,
+        idle: list[float],
         events: list[tuple[float, int, int, int, int, int, float]],
         numbers: Iterator[int],
         arrived: dict[tuple[int, int], deque[float]],
@@ -154,31 +161,35 @@ class LinkModel:
         if not calls:
             return
         peer, nbytes, sends = calls[0]
-        if sends:
-            heapq.heappush(events, (now + overhead, next(numbers), rank, peer, 0, nbytes, 0.0))
-        elif came := arrived.get((peer, rank)):
-            now = max(now, came.popleft())
-        else:
+        came = arrived.get((peer, rank))
+        if not sends and not came:
             waiting[peer, rank] = now
             return
+        if came and not sends:
+            now = max(now, came.popleft())
+        done = max(now, idle[0]) + overhead
+        heapq.heapreplace(idle, done)
+        if sends:
+            heapq.heappush(events, (done, next(numbers), rank, peer, 0, nbytes, 0.0))
         calls.popleft()
-        heapq.heappush(events, (now + overhead, next(numbers), rank, -1, 0, 0, 0.0))
+        heapq.heappush(events, (done, next(numbers), rank, -1, 0, 0, 0.0))
 
     @functools.cached_property
     def _ways(self) -> list[list[list[tuple[tuple[object, ...], float]]]]:
         size, sites = self.size, [list(_flat([each])) for each in self.sites]
         site_of = {rank: number for number, ranks in enumerate(sites) for rank in ranks}
-        ends = [("from", rank) for rank in range(size)], [("to", rank) for rank in range(size)]
+        ends: list[list[tuple[object, ...]]] = [[(way, rank) for rank in range(size)] for way in ("from", "to")]
         out = [max(row[b] for b in range(size) if b != a) for a, row in enumerate(self.rates)]
         into = [max(self.rates[a][b] for a in range(size) if a != b) for b in range(size)]
+        shared = [(("all",), sum(out))] if self.alone > 1 else []  # what was carried while all members were busy
 
         def way(a: int, b: int) -> list[tuple[tuple[object, ...], float]]:
             between = (site_of[a], site_of[b])
             if between[0] == between[1] or not self.has_sites:
-                middle: tuple[tuple[object, ...], float] = (("link", a, b), self.rates[a][b])
+                middle: tuple[tuple[object, ...], float] = (("link", a, b), self.rates[a][b] * self.alone)
             else:
                 middle = (("sites", *between), self._trunk(sites[between[0]], sites[between[1]]))
-            return [(ends[0][a], out[a]), middle, (ends[1][b], into[b])]
+            return [(ends[0][a], out[a] * self.alone), *shared, middle, (ends[1][b], into[b] * self.alone)]
 
         return [[way(a, b) if a != b else [] for b in range(size)] for a in range(size)]
 
