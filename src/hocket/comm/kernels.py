@@ -22,7 +22,9 @@ OPERATIONS = ("mean", *PAIRWISE)
 
 
 def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], operation: str) -> None:
-    """Write the mean, sum, maximum, minimum or product of ``parts`` to ``out``, which is none of them.
+    """Write the mean, sum, maximum, minimum or product of ``parts`` to ``out``, which is none of them, or the first.
+
+    Where there are two of them, ``out`` may be the second.
 
     The order of the additions depends only on the number of parts, so every rank gets the same bits. Types of
     less than 32 bits are summed in float32.

@@ -21,12 +21,22 @@ class Direct(Sliced):
     def allreduce(self, links: PointToPoint, data: torch.Tensor, operation: str) -> None:
         if links.size == 1 or not data.numel():
             return
-        mine, count = data.clone(), data.numel()
-        parts = data.new_empty(links.size * count)
-        parts[links.rank * count :][:count] = mine
-        self.allgather(links, parts, [(rank * count, (rank + 1) * count) for rank in range(links.size)])
-        if not data.is_meta:  # else it is a rehearsal
-            reduce_into(data, parts.split(count), operation)
+        rank, size = links.rank, links.size
+        came = list(data.new_empty(size - 1, data.numel()).unbind())
+        parts = [*came[:rank], data, *came[rank:]]
+        for distance in range(1, size):
+            for piece in pieces(data):
+                links.send((rank + distance) % size, piece)
+        for distance in range(1, size):
+            for piece in pieces(parts[(rank - distance) % size]):
+                links.receive((rank - distance) % size, piece)
+        links.flush()
+        if data.is_meta:
+            return  # a rehearsal
+        total = data if size == 2 else parts[0]
+        reduce_into(total, parts, operation)
+        if total is not data:
+            data.copy_(total)
 
     def reduce_scatter(self, links: PointToPoint, data: torch.Tensor, operation: str, bounds: Bounds) -> None:
         rank, size = links.rank, links.size
