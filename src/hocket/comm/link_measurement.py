@@ -1,9 +1,8 @@
 """Measuring the links between the members of a group, before the first exchange that is worth it.
 
 All members meet in pairs, round after round, and in each round all pairs send both ways at once, so that what several
-links share shows. If some links look slower than others, perhaps by chance, all are measured once more. What one link
-carries while the others rest shows whether hosts share a machine. Then some all-reduces are timed, and the model is
-corrected by them.
+links share shows. If some links look slower than others, perhaps by chance, all are measured once more. Then some
+all-reduces are timed, and the model is corrected by them: they also show whether hosts share a machine.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -38,7 +37,8 @@ _PARTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # of a small message's time, in which e
 _NOISE = 5e7  # bytes per second from which on a link may have looked slow since its ends were busy otherwise
 _FEW = 8  # members up to which that is looked at, and whether they share processors
 _PROCESSORS = (1, 2, 3, 4, 6)
-_SHARED = 1.3  # how many times as fast a link must be alone for the others to share a machine with it
+_BUSY = ((0.25, 1.0), (0.5, 1.0), (0.5, 8.0), (1.0, 8.0))
+"""Of the time of bytes, the part that processors take; and how many times as fast a link is if it is not the limit."""
 
 Clock = Callable[[], float]
 
@@ -55,8 +55,7 @@ def measure(links: PointToPoint, clock: Clock = time.perf_counter) -> LinkModel:
         again = _measure_all(links, clock)
         better = (tuple(map(max, *rows)) for rows in zip(model.rates, again.rates, strict=True))
         model = LinkModel(min(model.latency, again.latency), tuple(better))
-    model = _smoothed(model)
-    return _calibrate(links, replace(model, alone=_measure_alone(links, model, clock)), clock)
+    return _calibrate(links, _smoothed(model), clock)
 
 
 def _measure_all(links: PointToPoint, clock: Clock) -> LinkModel:
@@ -77,25 +76,12 @@ def _measure_all(links: PointToPoint, clock: Clock) -> LinkModel:
     return LinkModel(float(table[:, size].median()), rates)
 
 
-def _measure_alone(links: PointToPoint, model: LinkModel, clock: Clock) -> float:
-    """How many times as fast a link within a site is while all others rest; 1 if that is hardly more."""
-    site = max(leaves(model.sites), key=len)
-    if links.size == 2 or len(site) < 2:
-        return 1.0
-    _meet(links)
-    mine, pair = torch.zeros(1, dtype=torch.float64), site[:2]
-    if links.rank in pair:
-        mine[0] = _measure_link(links, pair[pair[0] == links.rank], clock)[1]
-    found = float(_of_all(links, mine).sum()) / 2 / model.rates[pair[0]][pair[1]]
-    return found if found > _SHARED else 1.0
-
-
 def _calibrate(links: PointToPoint, model: LinkModel, clock: Clock) -> LinkModel:
     """Correct a model by all-reduces that are timed, on all members together.
 
     Small ones by several algorithms tell how much of a message's time an end is busy with it: in some, one member has a
     message for each other one, and in some, messages follow each other from member to member. A large one tells what
-    processors take for its bytes.
+    processors take for its bytes; where members share processors, by a star, too, which leaves most links idle.
     """
     in_a_row = _IN_A_ROW if links.size <= _FEW and not model.is_long else 1
     calls = [[each * in_a_row for each in rehearse(make(), links.size, _SMALL)] for make in _FEW_BYTES]
@@ -108,11 +94,31 @@ def _calibrate(links: PointToPoint, model: LinkModel, clock: Clock) -> LinkModel
         small = statistics.median(ratios)
         fits.append((sum(abs(math.log(ratio / small)) for ratio in ratios), replace(fit, small=_bounded(small))))
     model = min(fits, key=lambda fit: fit[0])[1]
-    nbytes, times = (_LARGE, _TIMES) if model.predict(Ring(), _LARGE, model.order) < _LONG_TIME else (_SHORT, 1)
-    took = _slowest(links, [_time(Members(links, model.order), Ring(), nbytes, times, clock)])
-    rest = model.predict(Ring(), 1, model.order)
-    bytes_alone = model.predict(Ring(), nbytes, model.order) - rest
-    return replace(model, large=_bounded(max(took[0] - rest, 0.0) / bytes_alone))
+    is_fast = model.predict(Ring(), _LARGE, model.order) < _LONG_TIME
+    nbytes, times = (_LARGE, _TIMES) if is_fast else (_SHORT, 1)
+    makes = (Ring, Star) if is_fast and model.at_once else (Ring,)
+    took = _slowest(links, [_time(Members(links, model.order), make(), nbytes, times, clock) for make in makes])
+    return min((_fit_large(fit, makes, took, nbytes) for fit in _shares(model)), key=lambda fit: fit[0])[1]
+
+
+def _shares(model: LinkModel) -> Iterator[LinkModel]:
+    """The model with nothing, some or all of the time of bytes spent by processors that members share."""
+    yield model
+    each = model.at_once / (2 * sum(max(row) for row in model.rates))
+    for part, alone in _BUSY if model.at_once else ():
+        yield replace(model, handling=part * each, alone=alone)
+
+
+def _fit_large(
+    model: LinkModel, makes: Sequence[Callable[[], CollectiveAlgorithm]], took: Sequence[float], nbytes: int
+) -> tuple[float, LinkModel]:
+    """How far a model is off the times of large all-reduces, and the model with a factor that suits the first."""
+    rest = [model.predict(make(), 1, model.order) for make in makes]
+    of_bytes = [model.predict(make(), nbytes, model.order) - each for make, each in zip(makes, rest, strict=True)]
+    large = _bounded(max(took[0] - rest[0], 0.0) / of_bytes[0])
+    found = [each + large * more for each, more in zip(rest, of_bytes, strict=True)]
+    error = sum(abs(math.log(seconds / each)) for seconds, each in zip(took, found, strict=True))
+    return error, replace(model, large=large)
 
 
 def _smoothed(model: LinkModel) -> LinkModel:

@@ -38,7 +38,8 @@ class LinkModel:
         small: By what predicted latencies are multiplied, from all-reduces that were timed.
         large: By what predicted times of bytes are multiplied, from an all-reduce that was timed.
         at_once: How many members can be busy with messages at the same time; 0 is all of them.
-        alone: How many times as fast a link is while all others rest: more than 1 where hosts share a machine.
+        handling: The seconds for which each end is busy with a byte, where not all members can be busy at once.
+        alone: How many times as fast a link is while all others rest.
     """
 
     latency: float
@@ -47,6 +48,7 @@ class LinkModel:
     small: float = 1.0
     large: float = 1.0
     at_once: int = 0
+    handling: float = 0.0
     alone: float = 1.0
 
     @property
@@ -113,6 +115,7 @@ class LinkModel:
         """Seconds until all members have made their calls."""
         calls = [deque(each) for each in made]
         overhead = self.overhead * self.small
+        handling = self.handling * self.large
         between = max(self.latency * self.small - 2 * overhead, 0.0)
         free: dict[tuple[object, ...], float] = {}
         idle = [0.0] * (self.at_once or self.size)  # from when on each processor has nothing to do
@@ -127,7 +130,7 @@ class LinkModel:
         while events:
             now, _, rank, peer, part, nbytes, last = heapq.heappop(events)
             if peer < 0:
-                self._go_on(rank, now, calls[rank], overhead, idle, events, numbers, arrived, waiting)
+                self._go_on(rank, now, calls[rank], overhead, handling, idle, events, numbers, arrived, waiting)
                 end = max(end, now)
                 continue
             way = self._ways[rank][peer]
@@ -151,6 +154,7 @@ class LinkModel:
         now: float,
         calls: deque[tuple[int, int, bool]],
         overhead: float,
+        handling: float,
         idle: list[float],
         events: list[tuple[float, int, int, int, int, int, float]],
         numbers: Iterator[int],
@@ -167,7 +171,7 @@ class LinkModel:
             return
         if came and not sends:
             now = max(now, came.popleft())
-        done = max(now, idle[0]) + overhead
+        done = max(now, idle[0]) + overhead + nbytes * handling
         heapq.heapreplace(idle, done)
         if sends:
             heapq.heappush(events, (done, next(numbers), rank, peer, 0, nbytes, 0.0))
@@ -181,7 +185,6 @@ class LinkModel:
         ends: list[list[tuple[object, ...]]] = [[(way, rank) for rank in range(size)] for way in ("from", "to")]
         out = [max(row[b] for b in range(size) if b != a) for a, row in enumerate(self.rates)]
         into = [max(self.rates[a][b] for a in range(size) if a != b) for b in range(size)]
-        shared = [(("all",), sum(out))] if self.alone > 1 else []  # what was carried while all members were busy
 
         def way(a: int, b: int) -> list[tuple[tuple[object, ...], float]]:
             between = (site_of[a], site_of[b])
@@ -189,7 +192,7 @@ class LinkModel:
                 middle: tuple[tuple[object, ...], float] = (("link", a, b), self.rates[a][b] * self.alone)
             else:
                 middle = (("sites", *between), self._trunk(sites[between[0]], sites[between[1]]))
-            return [(ends[0][a], out[a] * self.alone), *shared, middle, (ends[1][b], into[b] * self.alone)]
+            return [(ends[0][a], out[a] * self.alone), middle, (ends[1][b], into[b] * self.alone)]
 
         return [[way(a, b) if a != b else [] for b in range(size)] for a in range(size)]
 
