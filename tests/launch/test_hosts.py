@@ -102,8 +102,8 @@ def test_what_a_login_prints_is_not_taken_for_messages(sshd: Sshd, tmp_path: Pat
 
 def test_output_that_looks_like_messages_is_output(sshd: Sshd, tmp_path: Path) -> None:
     text = (
-        "import sys\nfrom hocket.launch import channel\n"
-        "sys.stdout.buffer.write(channel.MARKER + channel.encode('ended', rank=0, status=9) + b'\\nlast\\n')"
+        "import sys\nfrom hocket.launch import message_pipe\n"
+        "sys.stdout.buffer.write(message_pipe.MARKER + message_pipe.encode('ended', rank=0, status=9) + b'\\nlast\\n')"
     )
     done = sshd.run("a:1", tmp_path, text)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[0] last"

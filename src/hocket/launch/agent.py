@@ -24,10 +24,10 @@ from hocket.errors import JobError
 from hocket.lab.doctor.patient import Patient
 from hocket.launch import machine, scripts
 from hocket.launch.agent_links import SILENCE
-from hocket.launch.channel import MARKER, Channel, Frame
 from hocket.launch.crew import Chunk, CrewMember
 from hocket.launch.environment import HostPart, Job, Ports
 from hocket.launch.local_crew import LocalCrew, reserve_port
+from hocket.launch.message_pipe import MARKER, Frame, MessagePipe
 from hocket.launch.signals import Signals
 from hocket.transport import interfaces
 
@@ -42,7 +42,7 @@ def main() -> None:
         serve(_take_over_streams(), signals, machine.ssh_address())
 
 
-def serve(channel: Channel, signals: Signals, address: str | None, secret: bytes = b"") -> int:
+def serve(channel: MessagePipe, signals: Signals, address: str | None, secret: bytes = b"") -> int:
     """Serve one job; returns the status for the shell.
 
     Args:
@@ -61,9 +61,9 @@ def serve(channel: Channel, signals: Signals, address: str | None, secret: bytes
     return 0 if agent.ended_in_order else 1
 
 
-def _take_over_streams() -> Channel:
+def _take_over_streams() -> MessagePipe:
     """The standard input and output become the channel, and nothing that is printed gets in between."""
-    channel = Channel(os.dup(0), os.dup(1))
+    channel = MessagePipe(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
@@ -72,7 +72,7 @@ def _take_over_streams() -> Channel:
 
 
 class _Agent:
-    def __init__(self, channel: Channel, signals: Signals, secret: bytes) -> None:
+    def __init__(self, channel: MessagePipe, signals: Signals, secret: bytes) -> None:
         self._channel, self._signals = channel, signals
         self._crew: LocalCrew | None = None
         self._reaching: _Reaching | None = None

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from hocket.errors import JobError, UsageError
-from hocket.launch import channel, leftovers
-from hocket.launch.channel import Channel, Frame
+from hocket.launch import leftovers, message_pipe
 from hocket.launch.host_list import Host
 from hocket.launch.interview import Answers, Interview, Question, Talk
+from hocket.launch.message_pipe import Frame, MessagePipe
 from hocket.launch.reception import Reception
 from hocket.launch.signals import Signals
 from hocket.observe.timeline import HostClock
@@ -77,7 +77,7 @@ class AgentLink:
         self._has_begun = False
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
-        self.stderr, self.channel = -1, Channel()
+        self.stderr, self.channel = -1, MessagePipe()
         if command:
             self._lead(command)
 
@@ -95,7 +95,7 @@ class AgentLink:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self.stderr = process.stderr.fileno()
         os.set_blocking(self.stderr, False)
-        self.channel = Channel(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
+        self.channel = MessagePipe(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
         process.stdout.close()
         process.stdin.close()
 
@@ -178,7 +178,7 @@ class AgentLink:
         if self._has_begun:
             return data
         self._noise += data
-        before, found, after = bytes(self._noise).partition(channel.MARKER)
+        before, found, after = bytes(self._noise).partition(message_pipe.MARKER)
         if found:
             self._has_begun = True
             self._noise.clear()
@@ -352,10 +352,10 @@ class AgentLinks:
 
     def _ping(self) -> None:
         """From a thread of its own: whoever holds up the screen must not make agents think that all is lost."""
-        alive = channel.encode("alive")
+        alive = message_pipe.encode("alive")
         while not self._stop.wait(_PING):
             for link in self.all:
                 if link.hello and link.channel.is_open and not link.channel.pending:
                     link.channel.send_raw(
-                        channel.encode("clock", sent=time.perf_counter()) if self._compares_clocks else alive
+                        message_pipe.encode("clock", sent=time.perf_counter()) if self._compares_clocks else alive
                     )

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from hocket.launch import report
 from hocket.launch.agent_links import AgentLink
-from hocket.launch.channel import Frame
 from hocket.launch.environment import Job
 from hocket.launch.host_list import Host, Wishes
+from hocket.launch.message_pipe import Frame
 from hocket.launch.preflight import ReadyHosts, slots_of
 from hocket.launch.recruits import Recruits
 

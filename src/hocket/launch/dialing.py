@@ -16,7 +16,7 @@ from typing import IO
 
 from hocket.errors import JobError, UsageError
 from hocket.launch import agent
-from hocket.launch.channel import Channel
+from hocket.launch.message_pipe import MessagePipe
 from hocket.launch.reception import COMES
 from hocket.launch.signals import Signals
 from hocket.transport.door import knock, knock_here
@@ -100,7 +100,7 @@ def serve(call: Call) -> int:
 def talk(connection: socket.socket, secret: bytes, signals: Signals) -> int:
     """Be the agent at the other end of a connection over which the secret was proved; see ``serve``."""
     own = connection.getsockname()[0] if connection.family != socket.AF_UNIX else None
-    channel = Channel()
+    channel = MessagePipe()
     channel.connect(connection)
     return agent.serve(channel, signals, own, secret)
 

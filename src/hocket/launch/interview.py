@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from hocket.launch.channel import Frame
+from hocket.launch.message_pipe import Frame
 
 if TYPE_CHECKING:
     from hocket.launch.agent_links import AgentLink

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hocket.errors import JobError, UsageError
-from hocket.launch.channel import Channel
 from hocket.launch.crew import Crew
+from hocket.launch.message_pipe import MessagePipe
 
 _PREFIX = "hocket-job"
 _LIST = Path("/proc/net/unix")
@@ -51,7 +51,7 @@ class JobSocket:
     def __init__(self, mark: str, crew: Crew, answers: Answers) -> None:
         """``answers`` gives, by the kind of the question, what makes an answer of its head; UsageError refuses."""
         self._crew, self._answers = crew, answers
-        self._asking: list[Channel] = []
+        self._asking: list[MessagePipe] = []
         self.name, self._listener = _listen(mark)
         if self._listener is not None:
             crew.watch(self._listener.fileno(), self._accept)
@@ -75,11 +75,11 @@ class JobSocket:
                 while len(self._asking) >= _MOST:
                     self._drop(self._asking[0])
                 descriptor = os.dup(connection.fileno())
-            channel = Channel(descriptor, descriptor)
+            channel = MessagePipe(descriptor, descriptor)
             self._asking.append(channel)
             self._crew.watch(descriptor, functools.partial(self._hear, channel))
 
-    def _hear(self, channel: Channel) -> None:
+    def _hear(self, channel: MessagePipe) -> None:
         if channel not in self._asking:  # dropped a moment ago, for somebody else
             return
         try:
@@ -101,7 +101,7 @@ class JobSocket:
                 "refused": "the launcher of this job does not know this command: it is of another version of Hocket"
             }
 
-    def _drop(self, channel: Channel) -> None:
+    def _drop(self, channel: MessagePipe) -> None:
         self._asking.remove(channel)
         self._crew.unwatch(channel.reader)
         channel.close()
@@ -151,7 +151,7 @@ def ask(name: JobName, kind: str, **head: Any) -> dict[str, Any]:
         raise UsageError(f"job {name.id} {reason}")
 
 
-def _connect(name: JobName) -> Channel:
+def _connect(name: JobName) -> MessagePipe:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_PATIENCE)
         try:
@@ -161,7 +161,7 @@ def _connect(name: JobName) -> Channel:
         except OSError:
             raise UsageError(f"job {name.id} has just ended") from None
         descriptor = os.dup(connection.fileno())
-    return Channel(descriptor, descriptor)
+    return MessagePipe(descriptor, descriptor)
 
 
 def _user(connection: socket.socket) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 from hocket.errors import UsageError
 from hocket.launch import preflight
 from hocket.launch.agent_links import AgentLink, AgentLinks
-from hocket.launch.channel import Frame
 from hocket.launch.environment import HostPart, Job
 from hocket.launch.host_list import Host, Wishes
 from hocket.launch.interview import Interview, Talk
+from hocket.launch.message_pipe import Frame
 from hocket.transport import routes
 
 _TRY = 2.0  # seconds to try addresses; agents of the job pass on no output meanwhile

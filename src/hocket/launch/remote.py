@@ -14,11 +14,11 @@ from typing import Any
 
 from hocket.launch import preflight, supervisor
 from hocket.launch.agent_links import AgentLink
-from hocket.launch.channel import Frame
 from hocket.launch.crew import Chunk, Crew, CrewMember, Loss, Room
 from hocket.launch.crew_hosts import CrewHosts
 from hocket.launch.environment import Job, members
 from hocket.launch.host_list import Wishes
+from hocket.launch.message_pipe import Frame
 from hocket.launch.preflight import ReadyHosts
 from hocket.launch.signals import Signals
 from hocket.observe.recorder import Recorder

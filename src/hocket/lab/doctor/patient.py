@@ -15,7 +15,7 @@ from pathlib import Path
 from hocket.errors import JobError
 from hocket.lab.doctor.meter import Meter, measure
 from hocket.launch import leftovers
-from hocket.launch.channel import Channel, Frame
+from hocket.launch.message_pipe import Frame, MessagePipe
 
 _MOST_SAID = 1 << 19
 
@@ -27,7 +27,7 @@ class Patient:
         answers: The functions that answer, by the kind of the question.
     """
 
-    def __init__(self, channel: Channel, selector: selectors.BaseSelector) -> None:
+    def __init__(self, channel: MessagePipe, selector: selectors.BaseSelector) -> None:
         self._channel, self._selector = channel, selector
         self._child: subprocess.Popen[bytes] | None = None
         self._said = b""

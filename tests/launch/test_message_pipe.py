@@ -6,12 +6,12 @@ import pytest
 
 from hocket import messages
 from hocket.errors import JobError
-from hocket.launch.channel import Channel, Frame
+from hocket.launch.message_pipe import Frame, MessagePipe
 
 
-def line() -> tuple[Channel, Channel]:
+def line() -> tuple[MessagePipe, MessagePipe]:
     (reader, there), (back, writer) = os.pipe(), os.pipe()
-    return Channel(reader, writer), Channel(back, there)
+    return MessagePipe(reader, writer), MessagePipe(back, there)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ _READ = 1 << 18
 _WANTS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Channel:
+class MessagePipe:
     """One end of the line; it owns both descriptors. Without them, what is sent waits until it is connected.
 
     Attributes:
