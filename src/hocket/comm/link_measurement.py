@@ -28,10 +28,13 @@ from hocket.transport.point_to_point import Members, PointToPoint
 _TRIP, _TRIPS = 64, 8  # bytes, and messages, by which latency is measured
 _SHORT, _LONG = 1 << 18, 1 << 20  # bytes whose times differ by what the link carries
 _ENOUGH = 0.015  # seconds of the short message from which the long one tells nothing new
-_SMALL, _LARGE = 1 << 12, 1 << 20  # bytes of the all-reduces by which predictions are corrected
+_SMALL, _MIDDLE, _LARGE = 1 << 12, 1 << 16, 1 << 20  # bytes of the all-reduces by which predictions are corrected
 _FEW_BYTES = (Direct, HalvingDoubling, Ring, Star, Tree)  # the algorithms by which small ones are timed
 _TIMES = 3  # of each; the median counts, since the best time is not what a run will see
 _IN_A_ROW = 2  # of the small ones, as buckets of an exchange follow each other
+_QUICK = 0.01  # predicted seconds up to which an all-reduce is timed for what else the prediction has left out
+_MANY = 10  # of these that follow each other, at most
+_MOST = 3.0  # times that it may be off
 _LONG_TIME = 0.03  # seconds of the large one from which it is made smaller, and timed once
 _PARTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # of a small message's time, in which each end may be busy with it
 _NOISE = 5e7  # bytes per second from which on a link may have looked slow since its ends were busy otherwise
@@ -98,7 +101,25 @@ def _calibrate(links: PointToPoint, model: LinkModel, clock: Clock) -> LinkModel
     nbytes, times = (_LARGE, _TIMES) if is_fast else (_SHORT, 1)
     makes = (Ring, Star) if is_fast and model.at_once else (Ring,)
     took = _slowest(links, [_time(Members(links, model.order), make(), nbytes, times, clock) for make in makes])
-    return min((_fit_large(fit, makes, took, nbytes) for fit in _shares(model)), key=lambda fit: fit[0])[1]
+    model = min((_fit_large(fit, makes, took, nbytes) for fit in _shares(model)), key=lambda fit: fit[0])[1]
+    return replace(model, corrections=tuple(_corrections(links, model, clock)))
+
+
+def _corrections(
+    links: PointToPoint, model: LinkModel, clock: Clock
+) -> Iterator[tuple[str, tuple[tuple[int, float], ...]]]:
+    """What each algorithm takes, over what was predicted; 1 where that is long, and bytes over links count most."""
+    for make in _FEW_BYTES:
+        algorithm, factors = make(), []
+        order = model.order if make is Ring else list(range(links.size))
+        for nbytes in (_SMALL, _MIDDLE, _LARGE):
+            predicted, factor = model.predict(algorithm, nbytes, order), 1.0
+            if predicted < _QUICK:
+                in_a_row = max(1, min(_MANY, int(_QUICK / 3 / predicted)))
+                took = _slowest(links, [_time(Members(links, order), algorithm, nbytes, _TIMES, clock, in_a_row)])
+                factor = min(max(took[0] / predicted, 1 / _MOST), _MOST)
+            factors.append((nbytes, factor))
+        yield algorithm.name, tuple(factors)
 
 
 def _shares(model: LinkModel) -> Iterator[LinkModel]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ class LinkModel:
         at_once: How many members can be busy with messages at the same time; 0 is all of them.
         handling: The seconds for which each end is busy with a byte, where not all members can be busy at once.
         alone: How many times as fast a link is while all others rest.
+        corrections: By what predictions are multiplied for an algorithm, from all-reduces of several sizes that were
+            timed: its name, the sizes in order, and a factor for each.
     """
 
     latency: float
@@ -50,6 +53,7 @@ class LinkModel:
     at_once: int = 0
     handling: float = 0.0
     alone: float = 1.0
+    corrections: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
     @property
     def size(self) -> int:
@@ -109,7 +113,17 @@ class LinkModel:
 
     def predict(self, algorithm: CollectiveAlgorithm, nbytes: int, order: Sequence[int] | None = None) -> float:
         """Seconds that an all-reduce of ``nbytes`` takes."""
-        return self.replay(rehearse(algorithm, self.size, nbytes, order))
+        return self.replay(rehearse(algorithm, self.size, nbytes, order)) * self._correct(algorithm.name, nbytes)
+
+    def _correct(self, name: str, nbytes: int) -> float:
+        """By what a prediction is multiplied: as it was at the sizes that were timed, and even between them."""
+        known = next((factors for each, factors in self.corrections if each == name), ((1, 1.0),))
+        below = max((each for each in known if each[0] <= nbytes), default=known[0])
+        above = min((each for each in known if each[0] >= nbytes), default=known[-1])
+        if below[0] == above[0]:
+            return below[1]
+        part = math.log(nbytes / below[0]) / math.log(above[0] / below[0])
+        return below[1] ** (1 - part) * above[1] ** part
 
     def replay(self, made: Calls) -> float:
         """Seconds until all members have made their calls."""
