@@ -44,7 +44,8 @@ class Place:
 
             return self._run(call, Simulation()) / count
 
-        return several(max(1, min(10, int(0.005 / several(1)))))
+        alone = several(1)
+        return alone if alone > 0.01 else several(max(3, min(10, int(0.005 / alone))))
 
     def _run(self, call: object, simulation: Simulation) -> float:
         return simulated(self.size, call, SPEED, self._trunk, self._busy, simulation)[1]  # type: ignore[arg-type]

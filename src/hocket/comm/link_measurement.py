@@ -29,9 +29,10 @@ _TRIP, _TRIPS = 64, 8  # bytes, and messages, by which latency is measured
 _SHORT, _LONG = 1 << 18, 1 << 20  # bytes whose times differ by what the link carries
 _ENOUGH = 0.015  # seconds of the short message from which the long one tells nothing new
 _SMALL, _MIDDLE, _LARGE = 1 << 12, 1 << 16, 1 << 20  # bytes of the all-reduces by which predictions are corrected
+_HUGE = 1 << 22  # bytes of one that caches do not hold
 _FEW_BYTES = (Direct, HalvingDoubling, Ring, Star, Tree)  # the algorithms by which small ones are timed
 _TIMES = 3  # of each; the median counts, since the best time is not what a run will see
-_IN_A_ROW = 2  # of the small ones, as buckets of an exchange follow each other
+_IN_A_ROW = 2  # of the small ones by which overheads are fitted, twice
 _QUICK = 0.01  # predicted seconds up to which an all-reduce is timed for what else the prediction has left out
 _MANY = 10  # of these that follow each other, at most
 _MOST = 3.0  # times that it may be off
@@ -88,7 +89,7 @@ def _calibrate(links: PointToPoint, model: LinkModel, clock: Clock) -> LinkModel
     """
     in_a_row = _IN_A_ROW if links.size <= _FEW and not model.is_long else 1
     calls = [[each * in_a_row for each in rehearse(make(), links.size, _SMALL)] for make in _FEW_BYTES]
-    took = _slowest(links, [_time(links, make(), _SMALL, _TIMES, clock, in_a_row) for make in _FEW_BYTES])
+    took = _slowest(links, [_time(links, make(), _SMALL, _IN_A_ROW, clock, in_a_row) for make in _FEW_BYTES])
     fits = []
     processors = [count for count in _PROCESSORS if count < links.size <= _FEW]
     for part, at_once in itertools.product(_PARTS, (0, *processors)):
@@ -112,11 +113,12 @@ def _corrections(
     for make in _FEW_BYTES:
         algorithm, factors = make(), []
         order = model.order if make is Ring else list(range(links.size))
-        for nbytes in (_SMALL, _MIDDLE, _LARGE):
+        for nbytes in (_SMALL, _MIDDLE, _LARGE, _HUGE):
             predicted, factor = model.predict(algorithm, nbytes, order), 1.0
-            if predicted < _QUICK:
-                in_a_row = max(1, min(_MANY, int(_QUICK / 3 / predicted)))
-                took = _slowest(links, [_time(Members(links, order), algorithm, nbytes, _TIMES, clock, in_a_row)])
+            if predicted < (_LONG_TIME if nbytes == _HUGE else _QUICK):
+                in_a_row = 1 if nbytes == _HUGE else max(_TIMES, min(_MANY, int(_QUICK / 2 / predicted)))
+                times = 1 if in_a_row == _TIMES else _TIMES
+                took = _slowest(links, [_time(Members(links, order), algorithm, nbytes, times, clock, in_a_row)])
                 factor = min(max(took[0] / predicted, 1 / _MOST), _MOST)
             factors.append((nbytes, factor))
         yield algorithm.name, tuple(factors)

@@ -123,7 +123,7 @@ class LinkModel:
         if below[0] == above[0]:
             return below[1]
         part = math.log(nbytes / below[0]) / math.log(above[0] / below[0])
-        return below[1] ** (1 - part) * above[1] ** part
+        return math.exp((1 - part) * math.log(below[1]) + part * math.log(above[1]))
 
     def replay(self, made: Calls) -> float:
         """Seconds until all members have made their calls."""
