@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, told to leave, added and removed all the time, for a minute."""
+"""Workers that are killed, stopped, told to leave, added and removed all the time, for a while."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from fuzz.churn import churn
     ("strategy", "seed"),
     [
         ("mirrored", 1),
-        ("local_sgd(period=4)", 2),
+        pytest.param("local_sgd(period=4)", 2, marks=pytest.mark.all_combinations),
         pytest.param("easgd(period=4)", 3, marks=pytest.mark.all_combinations),
-        ("asynchronous", 4),
+        pytest.param("asynchronous", 4, marks=pytest.mark.all_combinations),
         pytest.param("gossip(push_sum=True)", 5, marks=pytest.mark.all_combinations),
         pytest.param("hogwild", 6, marks=pytest.mark.all_combinations),
     ],
