@@ -1,0 +1,160 @@
+"""``topk``, ``randomk`` and ``threshold``: a few of the values, and where they are."""
+
+from __future__ import annotations
+
+import torch
+
+from hocket.comm.codecs.codec import Gathered
+from hocket.messages import WireError
+
+_SAMPLED = 1 << 16  # values from which on the bound on the largest ones is taken from a sample
+_SAMPLE = 1 << 13
+
+
+class TopK(Gathered):
+    """The largest values, by their size.
+
+    With the options of Deep Gradient Compression (Lin et al. 2018): what is kept back follows momentum by itself
+    (momentum correction), and what has been sent no longer adds to it (masking); the first rounds send more.
+
+    Args:
+        density: The share of the values that is sent.
+        momentum: That of momentum correction; 0 is none.
+        warmup: Rounds until ``density`` is reached: the share falls from a quarter, by the same factor in each round.
+    """
+
+    def __init__(self, density: float, momentum: float = 0.0, warmup: int = 0) -> None:
+        super().__init__()
+        self._density, self._momentum, self._warmup = density, momentum, warmup
+        self._velocity: torch.Tensor | None = None
+        self._next_velocity: torch.Tensor | None = None
+
+    def add_up(self, links: object, data: torch.Tensor) -> None:
+        if self._momentum:
+            fresh = data.to(torch.promote_types(data.dtype, torch.float32), copy=True)
+            if self._velocity is not None:
+                fresh.add_(self._velocity, alpha=self._momentum)
+            self._next_velocity = fresh
+            data.copy_(fresh)
+        super().add_up(links, data)  # type: ignore[arg-type]
+
+    def end_round(self, *, counts: bool) -> None:
+        super().end_round(counts=counts)
+        if counts:
+            self._velocity = self._next_velocity
+        self._next_velocity = None
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        places = largest(values, self._count(values))
+        if self._next_velocity is not None:
+            self._next_velocity[places] = 0.0
+        where = places.to(_type_of_places(values)).view(torch.uint8)
+        return torch.cat([values[places].view(torch.uint8), where])
+
+    def add(self, message: torch.Tensor, to: torch.Tensor, factor: float = 1.0) -> None:
+        count, split = self._count(to), self._count(to) * to.dtype.itemsize
+        if message.numel() != split + count * _type_of_places(to).itemsize:
+            raise WireError(f"{message.numel()} bytes are no {count} values with their places")
+        places = message[split:].clone().view(_type_of_places(to)).long()
+        _check(places, to)
+        to.index_add_(0, places, message[:split].view(to.dtype), alpha=factor)
+
+    def _count(self, values: torch.Tensor) -> int:
+        """How many of the values are sent in this round."""
+        return min(values.numel(), max(1, round(self._share() * values.numel())))
+
+    def _share(self) -> float:
+        if self.rounds >= self._warmup:
+            return self._density
+        first = max(self._density, 0.25)
+        return float(first * (self._density / first) ** (self.rounds / self._warmup))
+
+
+class RandomK(Gathered):
+    """Values at random places, the same on all members, so that only the values travel.
+
+    Args:
+        density: The share of the values that is sent.
+        seed: The same on all members.
+    """
+
+    def __init__(self, density: float, seed: int) -> None:
+        super().__init__()
+        self._density, self._seed = density, seed
+        self._random = torch.Generator()
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        return values[self._places(values.numel())].view(torch.uint8)
+
+    def add(self, message: torch.Tensor, to: torch.Tensor, factor: float = 1.0) -> None:
+        places = self._places(to.numel())
+        if message.numel() != places.numel() * to.dtype.itemsize:
+            raise WireError(f"{message.numel()} bytes are no {places.numel()} values")
+        to.index_add_(0, places, message.view(to.dtype), alpha=factor)
+
+    def _places(self, count: int) -> torch.Tensor:
+        self._random.manual_seed((self._seed << 32) + self.rounds)
+        kept = max(1, round(self._density * count))
+        if kept == count:
+            return torch.arange(count)
+        return torch.randperm(count, generator=self._random)[:kept].sort().values
+
+
+class Threshold(Gathered):
+    """Of each value whose size is ``tau`` or more, ``tau`` and its sign (Strom 2015).
+
+    Args:
+        tau: What is sent of a value in a round.
+    """
+
+    def __init__(self, tau: float) -> None:
+        super().__init__()
+        self._tau = tau
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        places = (values.abs() >= self._tau).nonzero().view(-1)
+        places = torch.where(values[places] < 0, -places - 1, places)  # the sign of a place is that of its value
+        count = torch.tensor([places.numel()])
+        return torch.cat([count.view(torch.uint8), places.to(_type_of_places(values)).view(torch.uint8)])
+
+    def add(self, message: torch.Tensor, to: torch.Tensor, factor: float = 1.0) -> None:
+        dtype = _type_of_places(to)
+        count = int(message[:8].view(torch.int64)) if message.numel() >= 8 else -1
+        if message.numel() != 8 + count * dtype.itemsize:
+            raise WireError(f"{message.numel()} bytes are no {count} places of values")
+        said = message[8:].view(dtype).long()
+        places = torch.where(said < 0, -said - 1, said)
+        _check(places, to)
+        values = torch.where(said < 0, -self._tau, self._tau).to(to)
+        to.index_add_(0, places, values, alpha=factor)
+
+
+def largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """The places of ``count`` values that are the largest by their size, in order.
+
+    Among many, they are taken from those above a bound which a sample has told; so a few may be others.
+    """
+    if count >= values.numel():
+        return torch.arange(values.numel())
+    sizes = values.abs()
+    if values.numel() > _SAMPLED:
+        step = values.numel() // _SAMPLE
+        sample = sizes[::step]
+        bound = sample.kthvalue(max(1, round(sample.numel() * (1 - 1.5 * count / values.numel())))).values
+        places = (sizes >= bound).nonzero().view(-1)
+        if count <= places.numel() <= 4 * count:
+            return places[sizes[places].topk(count, sorted=False).indices].sort().values
+    return sizes.topk(count, sorted=False).indices.sort().values
+
+
+def _type_of_places(values: torch.Tensor) -> torch.dtype:
+    return torch.int32 if values.numel() < 1 << 31 else torch.int64
+
+
+def _check(places: torch.Tensor, to: torch.Tensor) -> None:
+    """Raise unless each place is there, and at most once."""
+    if not places.numel():
+        return
+    is_there = bool(places[0] >= 0) and bool(places[-1] < to.numel())
+    if not (is_there and bool((places[1:] > places[:-1]).all())):
+        raise WireError(f"these are no places of {to.numel()} values, in order")
