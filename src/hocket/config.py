@@ -121,6 +121,12 @@ class Config:
     algorithm: str = _setting(
         "auto", "How sums between hosts are made; auto is what measured links favour.", choice, choices=ALGORITHMS
     )
+    codec: str | None = _setting(
+        "",
+        "How gradients travel between hosts in fewer bytes: fp16, bf16, int8, int4, qsgd, ternary, onebit, topk(0.01), "
+        "randomk, threshold.",
+        text_or_none,
+    )
     share_gpus: bool = _setting(
         "off", "Let several workers share a GPU, over NCCL: for trials and tests.", switch, choices=("off", "on")
     )

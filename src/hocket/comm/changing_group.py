@@ -31,6 +31,7 @@ from hocket.comm.kept_answers import Answers, of_parts, of_tensor, to_parts, to_
 from hocket.comm.shared import SharedCommunicator
 from hocket.comm.topology import Topology
 from hocket.errors import UsageError, WorkerLost
+from hocket.specs.codecs import CodecSpec
 from hocket.transport.counters import Counters
 from hocket.transport.nccl import NcclGroup
 from hocket.transport.shared_memory import SharedMemory
@@ -258,10 +259,19 @@ class RegroupingCommunicator(Communicator):
                 self.regroup(loss)
         return call()  # one more loss is for who regroups
 
-    def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
+    def exchange(
+        self,
+        layout: Layout,
+        *,
+        background: bool = False,
+        turns: int = 1,
+        private: bool = True,
+        codec: CodecSpec | None = None,
+    ) -> Exchange:
         if not self.is_in:  # another one takes its place when this worker has joined
             return Exchange(layout, [Alone(layout) for _ in range(turns)])
-        return self.persist(lambda: self._group.exchange(layout, background=background, turns=turns, private=private))
+        options: dict[str, Any] = {"background": background, "turns": turns, "private": private, "codec": codec}
+        return self.persist(lambda: self._group.exchange(layout, **options))
 
     def _meet(self) -> dict[int, dict[str, Any]]:
         """What the workers that are left say of themselves."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
+
+import torch
 
 from hocket.comm.exchange import Algorithm, Ticket
 from hocket.errors import DeadlineExceeded, JobError
@@ -48,6 +50,15 @@ class Committed(Algorithm):
 
     def finish(self) -> list[int]:
         return self._group.finish(self._lane, self._finish)
+
+    def end_round(self) -> bool:
+        return self._inner.end_round()
+
+    def owed(self) -> list[torch.Tensor] | None:
+        return self._inner.owed()
+
+    def owe(self, values: Sequence[torch.Tensor], rounds: int) -> None:
+        self._inner.owe(values, rounds)
 
     def close(self) -> None:
         with contextlib.suppress(JobError, OSError):

@@ -18,9 +18,10 @@ from hocket.comm.algorithms import choose
 from hocket.comm.algorithms.network_reductions import Lane, NetworkTimes
 from hocket.comm.bucket_layout import Layout, Limits, bucket_limits
 from hocket.comm.channel import Channel
-from hocket.comm.exchange import Exchange
+from hocket.comm.exchange import Algorithm, Exchange
 from hocket.comm.topology import Topology
 from hocket.errors import UsageError
+from hocket.specs.codecs import CodecSpec
 from hocket.transport.nccl import NcclGroup
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.tensor_bytes import view_bytes
@@ -174,7 +175,15 @@ class Communicator(ABC):
         nbytes = sum(tensor.nbytes for tensor in tensors)
         return Layout(tensors, order=order, limits=limits(nbytes) if travels else None)
 
-    def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
+    def exchange(
+        self,
+        layout: Layout,
+        *,
+        background: bool = False,
+        turns: int = 1,
+        private: bool = True,
+        codec: CodecSpec | None = None,
+    ) -> Exchange:
         """Prepare to average tensors laid out as ``layout``, again and again.
 
         Args:
@@ -184,8 +193,13 @@ class Communicator(ABC):
             turns: 2 if values are written, or means read, while a round is under way; that takes twice the memory.
             private: Whether this rank has the means for itself. Else workers of a host share them, nobody writes to
                 them, and the slots are left as they are.
+            codec: How values travel between hosts in fewer bytes; means are those of what was sent then.
         """
-        return Exchange(layout, [choose(self, layout, background=background, private=private) for _ in range(turns)])
+
+        def make() -> Algorithm:
+            return choose(self, layout, background=background, private=private, codec=codec)
+
+        return Exchange(layout, [make() for _ in range(turns)])
 
     def persist(self, call: Callable[[], T]) -> T:
         """The result of ``call``, which is collective; it is called again if workers die meanwhile, and others go on.

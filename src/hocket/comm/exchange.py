@@ -63,6 +63,21 @@ class Algorithm(ABC):
     def finish(self) -> list[int]:
         """Wait until ``results`` are there; returns the payloads of all ranks."""
 
+    def end_round(self) -> bool:
+        """The round that ``finish`` has finished is over on all ranks, and will not be made again.
+
+        Returns:
+            Whether there are means: with a codec, values that are not finite on some rank leave none.
+        """
+        return True
+
+    def owed(self) -> list[torch.Tensor] | None:
+        """What this rank has not sent so far, one flat tensor per bucket; None if everything is always sent."""
+        return None
+
+    def owe(self, values: Sequence[torch.Tensor], rounds: int) -> None:  # noqa: B027 - most send everything
+        """Owe these values from now on, the same on all ranks, together with the others, after so many rounds."""
+
     def close(self) -> None:  # noqa: B027 - there may be nothing to do
         """Give back what only this algorithm needs; all ranks are done with it."""
 
@@ -166,9 +181,31 @@ class Exchange:
         assert self.is_under_way
         self.is_under_way = False
         payloads = self._turns[-1].algorithm.finish()
+        if not self._turns[-1].algorithm.end_round():
+            for view in self._turns[-1].result_views:
+                view.fill_(float("nan"))
         if len(self._turns) > 1:
             self._show_results()
         return payloads
+
+    def owed(self) -> list[torch.Tensor] | None:
+        """What this rank has not sent so far of each tensor; None if everything is always sent."""
+        found = [owed for turn in self._turns if (owed := turn.algorithm.owed()) is not None]
+        return self.layout.views([torch.stack(parts).sum(0) for parts in zip(*found, strict=True)]) if found else None
+
+    def owe(self, values: Sequence[torch.Tensor], rounds: int) -> None:
+        """Owe ``values`` from now on, one for each tensor, the same on all ranks and once together with the others.
+
+        Args:
+            values: What was not sent.
+            rounds: How many rounds there have been.
+        """
+        flats = self.layout.allocate()
+        torch._foreach_copy_(self.layout.views(flats), list(values))
+        for turn in self._turns:
+            turn.algorithm.owe(flats, rounds)
+            for flat in flats:
+                flat.zero_()
 
     def close(self) -> None:
         """Give back what only this exchange needs; all ranks are done with it."""

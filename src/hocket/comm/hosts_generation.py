@@ -33,6 +33,7 @@ from hocket.comm.shared import SharedCommunicator
 from hocket.comm.tcp_group import TcpGroup
 from hocket.comm.topology import Topology
 from hocket.errors import DeadlineExceeded, JobError, WorkerLost
+from hocket.specs.codecs import CodecSpec
 from hocket.transport import handoff
 from hocket.transport.gate import signature
 from hocket.transport.member_links import Links
@@ -303,17 +304,25 @@ class GenerationCommunicator(Communicator):
     def open_channel(self, name: str, ranks: Sequence[int]) -> Channel:
         return Explained(self._inner.open_channel(name, ranks), self._lose)
 
-    def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
+    def exchange(
+        self,
+        layout: Layout,
+        *,
+        background: bool = False,
+        turns: int = 1,
+        private: bool = True,
+        codec: CodecSpec | None = None,
+    ) -> Exchange:
         if any(self.meet(signature("a new exchange"), self._stays, "a new exchange")):
-            return self._inner.exchange(layout, background=background, turns=turns, private=private)
+            return self._inner.exchange(layout, background=background, turns=turns, private=private, codec=codec)
         assert layout.device.type == "cpu"
 
         def make() -> Algorithm:
             nbytes = sum(bucket.nbytes for bucket in layout.buckets)
             lane, memory = self._inner.open_lane(nbytes), self.on_host.memory
             if memory is None or memory.size == 1:
-                return Flat(lane, layout, in_place=False)  # what is in the slots stays, to be sent again
-            return HostSlices(lane, layout, memory, private=private)
+                return Flat(lane, layout, in_place=False, codec=codec)  # what is in the slots stays, to be sent again
+            return HostSlices(lane, layout, memory, private=private, codec=codec)
 
         algorithms = []
         for _ in range(turns):

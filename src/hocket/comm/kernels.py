@@ -62,6 +62,12 @@ def average_into(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
             torch.lerp(out, part, 1 / count, out=out)
 
 
+def is_finite(flat: torch.Tensor) -> bool:
+    """Whether all values are finite; most often one pass tells, that adds them up."""
+    total = flat.sum(dtype=torch.float32 if flat.dtype in NARROW else flat.dtype)
+    return bool(total.isfinite()) or bool(flat.isfinite().all())
+
+
 def scaled_sum_into(out: torch.Tensor, parts: Sequence[torch.Tensor], scale: float) -> None:
     """Write the sum of ``parts``, multiplied by ``scale``, to ``out``, which is none of them."""
     for target, *pieces in _chunks(out, parts):

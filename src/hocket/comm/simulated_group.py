@@ -15,6 +15,8 @@ from hocket.comm.communicator import describe, named
 from hocket.comm.exchange import Algorithm, Exchange, Ticket
 from hocket.comm.kernels import average_into, reduce_into
 from hocket.comm.shared import SharedCommunicator
+from hocket.errors import StrategyError
+from hocket.specs.codecs import CodecSpec
 from hocket.transport.gate import signature
 from hocket.transport.simulated import Simulation, Speed
 from hocket.transport.simulated_links import SimulatedLinks, SimulatedWires
@@ -73,7 +75,17 @@ class SimulatedCommunicator(SharedCommunicator):
             host.wires[name] = SimulatedWires(host.simulation, len(ranks), self._speed)
         return SimulatedChannel(host.simulation, SimulatedLinks(host.wires[name], ranks.index(self.rank)))
 
-    def exchange(self, layout: Layout, *, background: bool = False, turns: int = 1, private: bool = True) -> Exchange:
+    def exchange(
+        self,
+        layout: Layout,
+        *,
+        background: bool = False,
+        turns: int = 1,
+        private: bool = True,
+        codec: CodecSpec | None = None,
+    ) -> Exchange:
+        if codec is not None:
+            raise StrategyError(f"codec {codec.name!r} is not simulated: leave it out")
         return Exchange(layout, [SimulatedMean(self, self._simulated, layout) for _ in range(turns)])
 
     def together(self, what: str, mine: Any, combine: Callable[[list[Any]], Any], nbytes: int) -> Any:

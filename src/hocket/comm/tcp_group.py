@@ -26,7 +26,7 @@ from hocket.comm.algorithms.star import Star
 from hocket.errors import DeadlineExceeded, JobError, WorkerLost
 from hocket.messages import WireError
 from hocket.transport.member_links import Links
-from hocket.transport.network_group import START, Wait, Watcher, Work
+from hocket.transport.network_group import START, Wait, Watcher, Way, Work
 from hocket.transport.point_to_point import PointToPoint
 from hocket.transport.waiting import Description
 from hocket.transport.wire import Closed
@@ -167,11 +167,13 @@ class TcpGroup:
         self._have_done()
         return work
 
-    def start_sum(self, tensor: torch.Tensor, note: Callable[[], None] | None = None) -> Sum:
+    def start_sum(
+        self, tensor: torch.Tensor, note: Callable[[], None] | None = None, way: Way | None = None
+    ) -> Sum:
         def call() -> None:
             if note is not None:
                 note()
-            self._reduce(tensor, "sum")
+            self._reduce(tensor, "sum", way)
 
         work = self._start(call)
         if tensor.nbytes > _LATER and self.choice.travels_aside:
@@ -325,17 +327,22 @@ class TcpGroup:
             while self._begun:
                 self._end(self._begun[0], self._error)
 
-    def _reduce(self, tensor: torch.Tensor, operation: str) -> None:
+    def _reduce(self, tensor: torch.Tensor, operation: str, way: Way | None = None) -> None:
         pick, begin = self.choice.pick(tensor.nbytes), time.perf_counter()
-        pick.allreduce(self._links, tensor.view(-1), operation)
+        before = 0 if way is None else way.nbytes
+        if way is None:
+            pick.allreduce(self._links, tensor.view(-1), operation)
+        else:
+            way.add_up(self._links, tensor.view(-1))
         seconds = time.perf_counter() - begin
         with _COUNTING:
-            use = self.uses.setdefault(pick.algorithm.name, Use())
+            use = self.uses.setdefault(pick.algorithm.name if way is None else way.name, Use())
             use.times += 1
+            use.sent += 0 if way is None else way.nbytes - before
             use.nbytes += tensor.nbytes
             use.least, use.most = min(use.least or tensor.nbytes, tensor.nbytes), max(use.most, tensor.nbytes)
             use.seconds += seconds
-            if pick.seconds is not None:
+            if pick.seconds is not None and way is None:
                 use.predicted += pick.seconds
                 use.told += 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import sys
@@ -22,12 +21,13 @@ from hocket.errors import MismatchError, StrategyError, UsageError
 from hocket.events import Facts
 from hocket.job import devices, randomness, regrouping, rendezvous, replica_check
 from hocket.job.batchnorm import SyncBatchNorm
+from hocket.job.choices import check_fit, choose_codec, choose_strategy
 from hocket.job.guard import refuse_inside
 from hocket.job.learning_rate import scale, scheduled_rates
 from hocket.job.loader.loader import Loader
 from hocket.job.plain_copies import copy_plainly
 from hocket.job.worker import Worker, current, meeting, together
-from hocket.specs import Mirrored, Spec
+from hocket.specs import CodecSpec, Mirrored, Spec
 from hocket.strategies.base import Context, Strategy, Why
 from hocket.strategies.building import build
 from hocket.strategies.easgd_served import ServedEASGDTraining
@@ -45,6 +45,7 @@ def distribute(
     scale_lr: str | None = None,
     warmup: int = 0,
     on_nan: str | None = None,
+    codec: str | CodecSpec | None = None,
     reduction: str = "mean",
     data: str = "global",
     training: bool | None = None,
@@ -64,6 +65,7 @@ def distribute(
         scale_lr: ``"linear"`` or ``"sqrt"``: see ``hocket.scale_lr``; with ``warmup`` steps.
         warmup: See ``scale_lr``.
         on_nan: ``"raise"`` (default), ``"skip"`` or ``"ignore"``; ``--on-nan`` goes before it.
+        codec: How gradients travel between hosts in fewer bytes, ``"topk(0.01)"`` …; ``--codec`` goes before it.
         reduction: ``"sum"`` if losses are sums over the samples of a batch: a step is then that of the sum over all
             workers' samples, and not 1/P of it. ``"mean"`` if they are means.
         data: ``"local"`` if the loader's data is this rank's own already; ranks may then have different amounts of it.
@@ -86,7 +88,7 @@ def distribute(
     given: list[Any] = []
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     if model is not None:
-        _train_together(worker, model, optimizers, strategy, on_nan, reduction)
+        _train_together(worker, model, optimizers, strategy, on_nan, reduction, codec)
         given.append(model)
     if optimizer is not None:
         given.append(optimizer)
@@ -107,9 +109,11 @@ def _train_together(
     strategy: str | Spec | None,
     on_nan: str | None,
     reduction: str,
+    codec: str | CodecSpec | None,
 ) -> None:
     config, training, communicator = worker.config, worker.training, worker.communicator
-    spec = _choose(config.prefer("strategy", strategy), reduction)
+    spec = choose_strategy(config.prefer("strategy", strategy), reduction)
+    chosen = choose_codec(config.prefer("codec", codec), spec, model, communicator)
     told = config.prefer("on_nan", configuration.SETTINGS["on-nan"].read(on_nan) if on_nan else None)
     step, former = training.counts.step, _make_room(worker, model, optimizers) if model in training.models else []
     if not training.models:
@@ -127,7 +131,7 @@ def _train_together(
     training.parameters |= {id(p): p for p in model.parameters()}
     training.parameters |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
     if config.launched:
-        _check_fit(worker, spec)
+        check_fit(worker, spec)
     differs = spec.differs_alone if config.launched else spec.differs_unlaunched
     if config.size == 1 and told is None and worker.client is None and not differs:
         # Nothing to exchange: the script runs as it is, unless it asks for an averaged accumulation.
@@ -152,8 +156,9 @@ def _train_together(
             on_nan = told or ("ignore" if on_gpu else configuration.SETTINGS["on-nan"].default)
             adds = reduction == "sum" and not spec.has_reduction
             context = Context(
-                model, optimizer, members, communicator, worker.client, on_nan, training.batch, scheduled_rates, adds
-            )
+                model, optimizer, members, communicator, worker.client, on_nan, training.batch, scheduled_rates, adds,
+                codec=chosen,
+            )  # fmt: skip
             built = build(context, spec)
             training.add(built)
             training.guard.take(model, optimizer, built, members.parameters)
@@ -164,16 +169,6 @@ def _train_together(
                 print("\n".join(built.describe_placement()), file=sys.stderr, flush=True)
             if config.size > 1 and optimizer is not None:
                 replica_check.watch(worker, model, optimizer, built)
-
-
-def _check_fit(worker: Worker, spec: Spec) -> None:
-    """Raise if the job is not one in which the strategy can train."""
-    config = worker.config
-    spec.check_fit(config.size, config.servers)
-    if spec.meets_at_coordinator and config.size > 1 and worker.client is None:
-        raise StrategyError(
-            f"strategy {spec.name!r} must be known when the job starts: say --strategy {spec.name} to hocket run"
-        )
 
 
 def _make_room(worker: Worker, model: nn.Module, optimizers: list[Optimizer]) -> list[Strategy]:
@@ -233,17 +228,6 @@ def _check_given(model: Any, optimizer: Any) -> None:
             f"the optimizer trains other parameters than those of this {type(model).__name__}, which would never "
             "change: build the optimizer from model.parameters(), after the model was copied or replaced"
         )
-
-
-def _choose(strategy: str | Spec | None, reduction: str) -> Spec:
-    chosen = strategy or configuration.SETTINGS["strategy"].default
-    spec = specs.parse(chosen) if isinstance(chosen, str) else chosen
-    if not isinstance(spec, Spec):
-        raise StrategyError(f"strategy={chosen!r}: pass a text such as 'mirrored', or hocket.Mirrored()")
-    spec = specs.parse(specs.write(spec))  # checks every value
-    if spec.has_reduction and reduction == "sum":
-        spec = dataclasses.replace(spec, reduction="sum")  # type: ignore[call-arg]  # it adds up by itself
-    return spec
 
 
 def _take_losses(worker: Worker, model: nn.Module, strategy: Strategy, adds: int) -> None:

@@ -24,7 +24,7 @@ from hocket.transport.routes import Node, choose, explain
 from hocket.transport.store import Store, StoreLost
 from hocket.transport.waiting import ranks
 
-_ALIKE = ("transport", "algorithm")  # settings that must be the same for all workers
+_ALIKE = ("transport", "algorithm", "codec")  # settings that must be the same for all workers
 _SECONDS = 5.0  # seconds in which hosts try each other's addresses
 
 

@@ -251,6 +251,8 @@ def _checked(given: dict[str, str], of_file: dict[str, str]) -> dict[str, str]:
         config.SETTINGS[name].read(text)
     if "strategy" in settings:
         specs.parse(settings["strategy"])
+    if settings.get("codec"):
+        specs.parse_codec(settings["codec"])
     if "checkpoint" in settings:
         folder = Path(settings["checkpoint"]).absolute()  # a script may change its working directory
         _check_folder("checkpoint", folder)

@@ -117,9 +117,10 @@ class TrafficSummary:
         found = {_LINKS: first.links} if first.links else {}
         if first.rates:
             found[_RATES] = "; ".join(", ".join(f"{rate:g}" if rate else "-" for rate in row) for row in first.rates)
-        for name, (times, nbytes, seconds, predicted, told, least, most) in first.uses.items():
+        for name, (times, nbytes, seconds, predicted, told, least, most, sent) in first.uses.items():
             size = f"{least / 1e6:,.2f} to {most / 1e6:,.2f}" if most > least else f"{nbytes / times / 1e6:,.2f}"
-            text = f"{times:,.0f} of {size} MB, {seconds / times * 1e3:,.2f} ms each"
+            as_bytes = f" as {sent / times / 1e6:,.3f} MB to the wire" if sent else ""
+            text = f"{times:,.0f} of {size} MB{as_bytes}, {seconds / times * 1e3:,.2f} ms each"
             found[f"{_SUMS} {name.replace('_', '-')}"] = text + (
                 f" (predicted {predicted / told * 1e3:,.2f} ms)" if told else ""
             )

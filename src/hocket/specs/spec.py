@@ -60,6 +60,9 @@ class Spec:
     ends_after_any_batch: ClassVar[bool] = True
     """Whether a job can be saved and end after any batch: no batch is a part of an optimizer's step."""
 
+    takes_codec: ClassVar[bool] = False
+    """Whether what workers exchange are gradients, which can travel by a codec."""
+
     way: ClassVar[str | None] = None
     """How parameters travel, in words; None if as all collectives of the job do."""
 

@@ -16,6 +16,7 @@ class Mirrored(Spec):
     needs_optimizer = False
     serves_any_optimizer = True
     has_equal_replicas = True
+    takes_codec = True
     keeps_replicas = True
 
     @property
@@ -34,6 +35,7 @@ class Central(Spec):
 
     name = "central"
     shares_parameters = True
+    takes_codec = True
 
     fused: bool = False
 

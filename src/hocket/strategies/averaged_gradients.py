@@ -8,6 +8,8 @@ from __future__ import annotations
 import operator
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from hocket.comm.bucket_layout import Layout, limits_by_cost
 from hocket.comm.communicator import Communicator
 from hocket.comm.exchange import Exchange, Ticket
 from hocket.errors import StrategyError, UsageError
+from hocket.specs import CodecSpec
+from hocket.strategies.averaging import average_once
+from hocket.strategies.base import Strategy, Why
 from hocket.strategies.nan_policy import NanPolicy
 
 
@@ -36,6 +41,7 @@ class AveragedGradients:
         optimizer: The optimizer, whose learning rates must be equal on all ranks.
         private: Whether each worker has the averages for itself, or the workers of a host share them.
         follows: Whether the layout may change after the first exchange, to the order in which gradients became ready.
+        codec: How gradients travel between hosts in fewer bytes.
     """
 
     def __init__(
@@ -48,13 +54,14 @@ class AveragedGradients:
         *,
         private: bool = True,
         follows: bool = False,
+        codec: CodecSpec | None = None,
     ) -> None:
         self.members = members
-        self._follows, self._private = follows, private
+        self._follows, self._private, self._codec = follows, private, codec
         self.steps, self.seconds, self.sent = 0, 0.0, 0
         self.nan_policy = NanPolicy(members.names, on_nan)
         self._communicator = communicator
-        self._use(communicator.exchange(layout, private=private))
+        self._use(communicator.exchange(layout, private=private, codec=codec))
         self.collector = Collector(
             members.names, members.parameters, layout, self._engine, self._exchange, check_finite=on_nan != "ignore"
         )
@@ -144,9 +151,11 @@ class AveragedGradients:
         If there are newcomers, nothing was collected, and buckets are laid out as at the beginning, since newcomers do
         not know in which order gradients became ready.
         """
+        owed = self.owed()
         before, group = self._engine, self._communicator
         layout = group.lay_out(self.members.parameters) if group.has_newcomers else before.layout
-        self._use(group.exchange(layout, private=self._private))
+        self._use(group.exchange(layout, private=self._private, codec=self._codec))
+        self.owe(owed)
         if layout is before.layout:
             for value, slot in zip(before.slots, self._engine.slots, strict=True):
                 torch.mul(value, weight, out=slot)
@@ -156,6 +165,24 @@ class AveragedGradients:
         before.close()
         self.gauge = Gauge(self._communicator.size, self.members.parameters)
         self.collector.on_complete = self.gauge.see
+
+    @torch.no_grad()
+    def owed(self) -> dict[str, torch.Tensor]:
+        """What a codec has not sent so far of the averages, by parameter; collective. Nothing without a codec."""
+        names, parameters = self.members.names, self.members.parameters
+        if self._codec is None or not parameters:
+            return {}
+        mine = self._engine.owed() or [torch.zeros_like(parameter) for parameter in parameters]
+        with self._communicator.aside():
+            average_once(self._communicator, mine)
+        return {name: tensor * self._communicator.size for name, tensor in zip(names, mine, strict=True)}
+
+    def owe(self, owed: dict[str, torch.Tensor]) -> None:
+        """Have the codec send what ``owed`` gave, too."""
+        if owed and self._codec is not None:
+            zeros = [torch.zeros_like(parameter) for parameter in self.members.parameters]
+            values = [owed.get(name, zero) for name, zero in zip(self.members.names, zeros, strict=True)]
+            self._engine.owe(values, self.steps)
 
     def _find_nbytes(self) -> int:
         """Find how many bytes are handed to each exchange."""
@@ -179,15 +206,37 @@ class AveragedGradients:
         layout = self._communicator.lay_out(parameters, order, limits)
         if layout.places == self._engine.layout.places:
             return
+        owed = self.owed()
         self._engine.close()
-        self._use(self._communicator.exchange(layout))
+        self._use(self._communicator.exchange(layout, codec=self._codec))
+        self.owe(owed)
         self.collector.adopt(layout, self._engine, early=readiness.is_early)
 
 
-class CountedByExchange:
-    """A strategy whose counts are those of its exchange."""
+class CountedByExchange(Strategy):
+    """A strategy whose counts are those of its exchange, with what its codec owes."""
 
     _exchange: AveragedGradients
+    _owed: dict[str, torch.Tensor] = {}
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        self._owed = self._exchange.owed()
+        with super().merged():
+            yield
+        self._owed = {}
+
+    def settle(self, why: Why) -> None:
+        super().settle(why)
+        if why is Why.SWITCH_AWAY:
+            self._owed = self._exchange.owed()
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "owed": self._owed}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._exchange.owe(state.get("owed", {}))
 
     @property
     def gauges(self) -> list[Gauge]:

@@ -34,7 +34,7 @@ from hocket.capture.noise import Gauge
 from hocket.comm.communicator import Communicator
 from hocket.errors import StrategyError
 from hocket.server.server_client import Client
-from hocket.specs import Spec
+from hocket.specs import CodecSpec, Spec
 from hocket.updates.update import Step
 
 
@@ -85,6 +85,7 @@ class Context:
         rates: Gives the learning rates of an optimizer as its schedule has them, however large the global batch is.
         adds: Whether losses are sums over samples, and not means.
         rests: Whether another strategy is at work on the model first, and calls this one when it is its turn.
+        codec: How gradients travel between hosts in fewer bytes; None if as they are.
     """
 
     model: nn.Module
@@ -97,6 +98,7 @@ class Context:
     rates: Callable[[Optimizer], list[float]] = read_rates
     adds: bool = False
     rests: bool = False
+    codec: CodecSpec | None = None
 
     @property
     def checks_finite(self) -> bool:

@@ -155,7 +155,9 @@ class CentralAveraged(CountedByExchange, CentralTraining):
     """``central``: after ``backward()`` every worker has the averaged gradient, as with ``mirrored``."""
 
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
-        self._exchange = AveragedGradients(self._communicator, self._members, self._layout, on_nan, self._optimizer)
+        self._exchange = AveragedGradients(
+            self._communicator, self._members, self._layout, on_nan, self._optimizer, codec=self.context.codec
+        )
         self.collector = self._exchange.collector
         return self._averages()
 
@@ -188,8 +190,9 @@ class CentralSealed(CentralAveraged):
 
     def _prepare_gradients(self, on_nan: str) -> list[torch.Tensor]:
         exchange = AveragedGradients(
-            self._communicator, self._members, self._layout, on_nan, self._optimizer, private=False
-        )
+            self._communicator, self._members, self._layout, on_nan, self._optimizer, private=False,
+            codec=self.context.codec,
+        )  # fmt: skip
         exchange.show([LocalGradient.seal(view) for view in exchange.collector.views])
         self._exchange, self.collector = exchange, exchange.collector
         return self._averages()

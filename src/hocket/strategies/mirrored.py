@@ -14,7 +14,7 @@ from hocket.strategies.optimizer_step import step_with_closure
 from hocket.updates.update import Step
 
 
-class MirroredTraining(CountedByExchange, Strategy):
+class MirroredTraining(CountedByExchange):
     """The user's optimizer runs as it is, on gradients that are the same everywhere."""
 
     def __init__(self, context: Context, spec: Spec) -> None:
@@ -26,7 +26,9 @@ class MirroredTraining(CountedByExchange, Strategy):
         super().__init__(context, spec)
         communicator, optimizer, members = context.communicator, context.optimizer, context.members
         layout = communicator.lay_out(members.parameters)
-        self._exchange = AveragedGradients(communicator, members, layout, context.on_nan, optimizer, follows=True)
+        self._exchange = AveragedGradients(
+            communicator, members, layout, context.on_nan, optimizer, follows=True, codec=context.codec
+        )
         self.collector = self._exchange.collector
         self._communicator, self._optimizer, self._members = communicator, optimizer, members
         ModelHooks(context.model, self.collector)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.transport.gate import Outlook
+from hocket.transport.point_to_point import PointToPoint
 from hocket.transport.store import AskedStore, Store
 from hocket.transport.waiting import Description, Patience
 
@@ -73,6 +74,23 @@ class Work(Protocol):
         ...
 
 
+class Way(Protocol):
+    """A way to make a sum over the members of a group.
+
+    Attributes:
+        name: What it is called in reports.
+        nbytes: How many bytes this member has given to the wire so far.
+    """
+
+    name: str
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def add_up(self, links: PointToPoint, data: torch.Tensor) -> None:
+        """Replace ``data`` by the sum; all members get the same bits."""
+
+
 class NetworkGroup(Protocol):
     """Some ranks of the job on several hosts; all members call each method together, in the same order.
 
@@ -86,10 +104,13 @@ class NetworkGroup(Protocol):
     rank: int
     size: int
 
-    def start_sum(self, tensor: torch.Tensor, note: Callable[[], None] | None = None) -> Work:
+    def start_sum(
+        self, tensor: torch.Tensor, note: Callable[[], None] | None = None, way: Way | None = None
+    ) -> Work:
         """Begin to replace ``tensor`` by the sum over the group; pass what this returns to ``wait``.
 
-        ``note`` is called, by any thread, when somebody really begins with it: that may be who waits.
+        ``note`` is called, by any thread, when somebody really begins with it: that may be who waits. ``way`` is a way
+        of the caller's own to make the sum.
         """
         ...
 

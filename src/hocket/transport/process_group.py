@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hocket.errors import HocketError
-from hocket.transport.network_group import START, Watcher, introduce
+from hocket.errors import HocketError, UsageError
+from hocket.transport.network_group import START, Watcher, Way, introduce
 from hocket.transport.store import Store
 from hocket.transport.waiting import Description
 
@@ -51,7 +51,11 @@ class ProcessGroup:
         except RuntimeError as error:
             raise watch.explain(error, START) from error
 
-    def start_sum(self, tensor: torch.Tensor, note: Callable[[], None] | None = None) -> Any:
+    def start_sum(
+        self, tensor: torch.Tensor, note: Callable[[], None] | None = None, way: Way | None = None
+    ) -> Any:
+        if way is not None:
+            raise UsageError(f"--codec {way.name} and --transport gloo do not go together: leave out one of them")
         if note is not None:
             note()
         return self._start(lambda: self._group.allreduce([tensor], dist.AllreduceOptions()))

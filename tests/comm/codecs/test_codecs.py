@@ -117,22 +117,6 @@ def test_a_round_that_does_not_count_leaves_nothing() -> None:
         assert torch.equal(again[1][1], again[2][1]) and again[1][2] == again[2][2], name
 
 
-def test_momentum_is_kept_and_masked() -> None:
-    """Lin et al. 2018: what has been sent neither waits nor adds to the momentum."""
-    codec, velocity, waiting = TopK(0.1, momentum=0.9), torch.zeros(50).double(), torch.zeros(50).double()
-    for step in range(5):
-        fresh = gradients(0, step, 50)
-        velocity = 0.9 * velocity + fresh
-        waiting = waiting + velocity
-        expected, places = torch.zeros_like(waiting), largest(waiting, 5)
-        expected[places] = waiting[places]
-        waiting[places] = velocity[places] = 0.0
-        data = fresh.clone()
-        in_threads(1, lambda links, data=data: codec.add_up(links, data))
-        codec.end_round(counts=True)
-        assert torch.allclose(data, expected, rtol=1e-12)
-
-
 def test_the_largest_of_many_are_found_with_a_sample() -> None:
     values = gradients(0, 0, 300_000, torch.float32)
     found = largest(values, 3000)

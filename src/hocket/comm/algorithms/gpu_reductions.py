@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -130,6 +130,15 @@ class Staged(Algorithm):
     def begin(self, ticket: Ticket) -> None:
         self._bring()
         self._inner.begin(ticket)
+
+    def end_round(self) -> bool:
+        return self._inner.end_round()
+
+    def owed(self) -> list[torch.Tensor] | None:
+        return self._inner.owed()
+
+    def owe(self, values: Sequence[torch.Tensor], rounds: int) -> None:
+        self._inner.owe([value.cpu() for value in values], rounds)
 
     def finish(self) -> list[int]:
         payloads = self._inner.finish()

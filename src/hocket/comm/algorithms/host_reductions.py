@@ -7,6 +7,7 @@ all hosts is published there again: each byte crosses the network once.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from hocket.comm.algorithms.memory_reductions import SharedBuffer
 from hocket.comm.algorithms.network_reductions import Lane, NetworkReduction
 from hocket.comm.bucket_layout import Layout, cut
 from hocket.comm.kernels import scaled_sum_into
+from hocket.specs.codecs import CodecSpec
 from hocket.transport.shared_memory import SharedMemory
 from hocket.transport.waiting import Description
 
@@ -35,8 +37,10 @@ class _Slice(NamedTuple):
 class HostSlices(NetworkReduction):
     """The algorithm on a host with several workers; ``results`` are private to each worker, or shared."""
 
-    def __init__(self, lane: Lane, layout: Layout, memory: SharedMemory, *, private: bool) -> None:
-        super().__init__(lane, layout)
+    def __init__(
+        self, lane: Lane, layout: Layout, memory: SharedMemory, *, private: bool, codec: CodecSpec | None = None
+    ) -> None:
+        super().__init__(lane, layout, codec)
         carriers = len(self._topology.columns)
         self._everyone, self._carriers = range(memory.size), range(carriers)
         buffer = SharedBuffer(memory, self._buckets, "gradients", result=True)
@@ -53,6 +57,16 @@ class HostSlices(NetworkReduction):
         self._shared = [flat[: b.count] for flat, b in zip(self._sums, self._data, strict=True)]
         self._is_private = private
         self.results = layout.allocate() if private else self._shared
+        self._encode(self._own_parts(self._sums))
+
+    def _own_parts(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if not self._groups:
+            return []
+        carriers, rank, found = len(self._topology.columns), self._topology.local_rank, list[torch.Tensor]()
+        for flat, shape, data in zip(flats, self._buckets, self._data, strict=True):
+            start, end = cut(shape.count, shape.dtype, carriers)[rank]
+            found.append(flat[min(start, data.count) : min(end, data.count)])
+        return found
 
     def _end(self) -> None:
         self._base += len(self._buckets)

@@ -15,20 +15,23 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from hocket import spans
 from hocket.comm.bucket_layout import Bucket, Layout
+from hocket.comm.codecs.encoded_sums import EncodedSums
 from hocket.comm.exchange import Algorithm, Ticket
+from hocket.comm.kernels import is_finite
 from hocket.comm.topology import Topology
+from hocket.specs.codecs import CodecSpec
 from hocket.transport.network_group import NetworkGroup
 from hocket.transport.waiting import Description
 
 _LOOK_AT_ALL, _LOOK_EVERY = 16, 16  # exchanges whose times are taken: the first 16, then one in 16
 _LATE = 0.001  # seconds from which a worker counts as late
-_ENTRY = struct.Struct("<qqI")
+_ENTRY = struct.Struct("<qqI?")
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Use:
         told: How many had one.
         least: The bytes of the smallest.
         most: The bytes of the largest.
+        sent: The bytes that this worker has given to the wire, where a codec has made them.
     """
 
     times: int = 0
@@ -52,6 +56,7 @@ class Use:
     told: int = 0
     least: int = 0
     most: int = 0
+    sent: int = 0
 
 
 @dataclass
@@ -119,11 +124,19 @@ class Lane:
 
 
 class Entry(NamedTuple):
-    """What one rank says in the header: its ticket's number and payload, and for how many microseconds it was busy."""
+    """What one rank says in the header.
+
+    Attributes:
+        number: That of its ticket.
+        payload: That of its ticket.
+        busy: For how many microseconds it was busy.
+        is_finite: Whether all its values are finite, as far as anybody looks.
+    """
 
     number: int
     payload: int
     busy: int
+    is_finite: bool = True
 
 
 class Header:
@@ -141,7 +154,7 @@ class Header:
 
     def write(self, elements: torch.Tensor, rank: int, entry: Entry) -> None:
         """Write ``entry`` to this rank's part of ``elements``, and zeros to the parts of the others."""
-        raw = _ENTRY.pack(entry.number, entry.payload, min(entry.busy, 0xFFFFFFFF))
+        raw = _ENTRY.pack(entry.number, entry.payload, min(entry.busy, 0xFFFFFFFF), entry.is_finite)
         values = bytearray(self.count)
         values[rank * len(raw) : (rank + 1) * len(raw)] = raw
         elements.copy_(torch.frombuffer(values, dtype=torch.uint8))
@@ -153,9 +166,12 @@ class Header:
 
 
 class NetworkReduction(Algorithm):
-    """What ``Flat`` and ``HostSlices`` have in common: the order of buckets, the header, the times."""
+    """What ``Flat`` and ``HostSlices`` have in common: the order of buckets, the header, the times, the codec.
 
-    def __init__(self, lane: Lane, layout: Layout) -> None:
+    With a codec, values that are not finite on some rank leave no means, and what is owed as it was.
+    """
+
+    def __init__(self, lane: Lane, layout: Layout, codec: CodecSpec | None) -> None:
         topology = lane.topology
         self.overlaps = len(layout.buckets) > 1
         self._lane, self._topology, self._groups = lane, topology, lane.groups
@@ -171,12 +187,15 @@ class NetworkReduction(Algorithm):
         self._trips: list[tuple[float, float]] = []  # begin and end for buckets that arrived in this round
         self._idle_since = time.perf_counter()
         self._names = layout.bucket_names
+        self._codec, self._encoded, self._counts = codec, cast(EncodedSums | None, None), True
+        self._is_finite = True  # this rank's values of this round, so far
 
     def ready(self, bucket: int) -> None:
         self._complete[bucket] = 1
         last = len(self._buckets) - 1
         # The header, which is in the last bucket, is not known yet. Idle buckets hold up nobody.
         while self._next < last and (self._complete[self._next] or self._is_idle(self._next)):
+            self._look_at(self._next)
             self._offer(self._next)
             self._next += 1
         self.progress()
@@ -185,7 +204,10 @@ class NetworkReduction(Algorithm):
         self._ticket = ticket
         self._lane.begin()
         busy = int((time.perf_counter() - self._idle_since) * 1e6)
-        self._header.write(self._header_of(self._mine), self._topology.rank, Entry(ticket.number, ticket.payload, busy))
+        for bucket in range(self._next, len(self._buckets)):
+            self._look_at(bucket)
+        entry = Entry(ticket.number, ticket.payload, busy, self._is_finite)
+        self._header.write(self._header_of(self._mine), self._topology.rank, entry)
         for bucket in range(self._next, len(self._buckets)):
             self._offer(bucket)
         self._next = len(self._buckets)
@@ -198,6 +220,7 @@ class NetworkReduction(Algorithm):
         self._complete = bytearray(len(self._buckets))
         self._next = 0
         entries = self._header.read(self._header_of(self._sums))
+        self._counts, self._is_finite = all(entry.is_finite for entry in entries), True
         self._end()
         self._take_times(entries, blocked_since)
         self._lane.compare([entry.number for entry in entries], what)
@@ -212,6 +235,39 @@ class NetworkReduction(Algorithm):
 
     _sums: list[torch.Tensor]
     """The sums over all ranks, header included."""
+
+    def _look_at(self, bucket: int) -> None:
+        """Before values are offered: whether they are finite, which a codec could hide."""
+        if self._codec is not None and not self._is_idle(bucket):
+            self._is_finite = self._is_finite and is_finite(self.slots[bucket])
+
+    def _encode(self, parts: Sequence[torch.Tensor]) -> None:
+        """Have sums travel by the codec, if there is one; ``parts`` are this rank's, without the header."""
+        if self._codec is not None and parts:
+            self._encoded = EncodedSums(self._codec, self._topology.rank, parts)
+
+    def end_round(self) -> bool:
+        if self._encoded is not None:
+            self._encoded.end_round(counts=self._counts)
+        return self._counts
+
+    def owed(self) -> list[torch.Tensor] | None:
+        if self._codec is None:
+            return None
+        whole = [torch.zeros(bucket.count, dtype=bucket.dtype) for bucket in self._data]
+        if self._encoded is not None:
+            for part, owed in zip(self._own_parts(whole), self._encoded.owed(), strict=True):
+                part.copy_(owed)
+        return whole
+
+    def owe(self, values: Sequence[torch.Tensor], rounds: int) -> None:
+        if self._encoded is not None:
+            own = self._own_parts(values)
+            self._encoded.owe(own if self._topology.host == 0 else [torch.zeros_like(part) for part in own], rounds)
+
+    @abstractmethod
+    def _own_parts(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What this rank carries of flat tensors, one for each bucket."""
 
     def close(self) -> None:
         for group in self._groups:
@@ -237,7 +293,8 @@ class NetworkReduction(Algorithm):
             return  # the same on all ranks of the lane
         is_looked_at = self._rounds < _LOOK_AT_ALL or self._rounds % _LOOK_EVERY == 0 or spans.are_kept()
         note = functools.partial(self._note_departure, bucket) if is_looked_at else None
-        self._works[bucket] = self._group_of(bucket).start_sum(tensor, note)
+        way = None if self._encoded is None else self._encoded.sums[bucket]
+        self._works[bucket] = self._group_of(bucket).start_sum(tensor, note, way)
 
     def _await(self, bucket: int, what: Description) -> None:
         """Wait until what was sent of ``bucket`` has been added up."""
@@ -288,14 +345,18 @@ class NetworkReduction(Algorithm):
 class Flat(NetworkReduction):
     """The algorithm on a host with one worker: it adds up its slot, or a copy if the slot is to be left as it is."""
 
-    def __init__(self, lane: Lane, layout: Layout, *, in_place: bool) -> None:
-        super().__init__(lane, layout)
+    def __init__(self, lane: Lane, layout: Layout, *, in_place: bool, codec: CodecSpec | None = None) -> None:
+        super().__init__(lane, layout, codec)
         self._mine = self._allocate()
         self._sums = self._mine if in_place else self._allocate()
         self.slots = [flat[: b.count] for flat, b in zip(self._mine, self._data, strict=True)]
         self.results = [flat[: b.count] for flat, b in zip(self._sums, self._data, strict=True)]
         if in_place:
             self.results = self.slots
+        self._encode(self._own_parts(self._sums))
+
+    def _own_parts(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [flat[: bucket.count] for flat, bucket in zip(flats, self._data, strict=True)]
 
     def _allocate(self) -> list[torch.Tensor]:
         return [torch.zeros(b.count, dtype=b.dtype) for b in self._buckets]

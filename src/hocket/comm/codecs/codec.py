@@ -54,9 +54,9 @@ class Codec(ABC):
         """What this member owes, for values like ``data``."""
         return torch.zeros_like(data) if self._owed is None else self._owed
 
-    def owe(self, values: torch.Tensor) -> None:
-        """Owe ``values`` from now on, and nothing else."""
-        self._owed = values.clone()
+    def owe(self, values: torch.Tensor, rounds: int) -> None:
+        """Owe ``values`` from now on, and nothing else, after so many rounds."""
+        self._owed, self.rounds = values.clone(), rounds
 
     def _with_owed(self, data: torch.Tensor) -> torch.Tensor:
         """The values that are to be sent, in 32 bits at least, in memory of their own."""

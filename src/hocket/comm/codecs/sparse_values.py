@@ -14,40 +14,18 @@ _SAMPLE = 1 << 13
 class TopK(Gathered):
     """The largest values, by their size.
 
-    With the options of Deep Gradient Compression (Lin et al. 2018): what is kept back follows momentum by itself
-    (momentum correction), and what has been sent no longer adds to it (masking); the first rounds send more.
-
     Args:
         density: The share of the values that is sent.
-        momentum: That of momentum correction; 0 is none.
-        warmup: Rounds until ``density`` is reached: the share falls from a quarter, by the same factor in each round.
+        warmup: Rounds until ``density`` is reached: the share falls from a quarter, by the same factor in each round
+            (Lin et al. 2018).
     """
 
-    def __init__(self, density: float, momentum: float = 0.0, warmup: int = 0) -> None:
+    def __init__(self, density: float, warmup: int = 0) -> None:
         super().__init__()
-        self._density, self._momentum, self._warmup = density, momentum, warmup
-        self._velocity: torch.Tensor | None = None
-        self._next_velocity: torch.Tensor | None = None
-
-    def add_up(self, links: object, data: torch.Tensor) -> None:
-        if self._momentum:
-            fresh = data.to(torch.promote_types(data.dtype, torch.float32), copy=True)
-            if self._velocity is not None:
-                fresh.add_(self._velocity, alpha=self._momentum)
-            self._next_velocity = fresh
-            data.copy_(fresh)
-        super().add_up(links, data)  # type: ignore[arg-type]
-
-    def end_round(self, *, counts: bool) -> None:
-        super().end_round(counts=counts)
-        if counts:
-            self._velocity = self._next_velocity
-        self._next_velocity = None
+        self._density, self._warmup = density, warmup
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         places = largest(values, self._count(values))
-        if self._next_velocity is not None:
-            self._next_velocity[places] = 0.0
         where = places.to(_type_of_places(values)).view(torch.uint8)
         return torch.cat([values[places].view(torch.uint8), where])
 

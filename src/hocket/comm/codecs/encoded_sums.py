@@ -1,0 +1,91 @@
+"""The sums of an exchange that travel by a codec: what is kept of them from round to round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hocket.comm.algorithms.direct import Direct
+from hocket.comm.codecs.codec import Codec
+from hocket.comm.codecs.levels import OneBit, Stochastic
+from hocket.comm.codecs.narrow import Cast, Integers
+from hocket.comm.codecs.sparse_values import RandomK, Threshold, TopK
+from hocket.specs import codecs as specs
+from hocket.specs.codecs import CodecSpec
+from hocket.specs.notation import write
+from hocket.transport.point_to_point import PointToPoint
+
+
+class EncodedSum:
+    """A tensor whose first elements are added up by a codec, and the others as they are; see ``Way``.
+
+    Args:
+        name: What the codec is called in reports.
+        codec: The codec for this tensor.
+        split: How many elements the codec is for.
+    """
+
+    def __init__(self, name: str, codec: Codec, split: int) -> None:
+        self.name, self.codec, self.split = name, codec, split
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this member has given to the wire so far."""
+        return self.codec.nbytes
+
+    def add_up(self, links: PointToPoint, data: torch.Tensor) -> None:
+        """Replace ``data`` by the sum over all members."""
+        if self.split:
+            self.codec.add_up(links, data[: self.split])
+        if self.split < data.numel():
+            Direct().allreduce(links, data[self.split :], "sum")
+
+
+class EncodedSums:
+    """The tensors that one member of a group adds up with others, one for each bucket.
+
+    Args:
+        spec: The codec.
+        member: Where this member's random numbers begin.
+        tensors: For each bucket the member's part of the data, without what travels behind it.
+    """
+
+    def __init__(self, spec: CodecSpec, member: int, parts: Sequence[torch.Tensor]) -> None:
+        self._parts = parts
+        self.sums = [
+            EncodedSum(write(spec), make(spec, member, bucket), part.numel()) for bucket, part in enumerate(parts)
+        ]
+
+    def end_round(self, *, counts: bool) -> None:
+        """See ``Codec.end_round``."""
+        for each in self.sums:
+            each.codec.end_round(counts=counts)
+
+    def owed(self) -> list[torch.Tensor]:
+        """What this member has not sent so far, for each bucket."""
+        return [each.codec.owed(part) for each, part in zip(self.sums, self._parts, strict=True)]
+
+    def owe(self, values: Sequence[torch.Tensor], rounds: int) -> None:
+        """Owe these values from now on, after so many rounds."""
+        for each, value in zip(self.sums, values, strict=True):
+            each.codec.owe(value, rounds)
+
+
+def make(spec: CodecSpec, member: int, bucket: int) -> Codec:
+    """The codec for one bucket of one member."""
+    return _MAKES[type(spec)](spec, member, bucket)
+
+
+_MAKES: dict[type[CodecSpec], Callable[..., Codec]] = {
+    specs.FP16: lambda *_: Cast(torch.float16),
+    specs.BF16: lambda *_: Cast(torch.bfloat16),
+    specs.Int8: lambda spec, *_: Integers(8, spec.block),
+    specs.Int4: lambda spec, *_: Integers(4, spec.block),
+    specs.QSGD: lambda spec, member, bucket: Stochastic(spec.bits, member << 12 | bucket),
+    specs.Ternary: lambda spec, member, bucket: Stochastic(2, member << 12 | bucket),
+    specs.OneBit: lambda *_: OneBit(),
+    specs.TopK: lambda spec, *_: TopK(spec.density, spec.warmup),
+    specs.RandomK: lambda spec, member, bucket: RandomK(spec.density, bucket),
+    specs.Threshold: lambda spec, *_: Threshold(spec.tau),
+}
