@@ -25,6 +25,7 @@ GIVEN = {
     "max-part": ("3", 3),
     "transport": ("gloo", "gloo"),
     "algorithm": ("ring", "ring"),
+    "codec": ("int8", "int8"),
     "share-gpus": ("on", True),
     "checkpoint": ("saved", "saved"),
     "checkpoint-every": ("7", 7),

@@ -31,7 +31,6 @@ from hocket.comm.kept_answers import Answers, of_parts, of_tensor, to_parts, to_
 from hocket.comm.shared import SharedCommunicator
 from hocket.comm.topology import Topology
 from hocket.errors import UsageError, WorkerLost
-from hocket.specs.codecs import CodecSpec
 from hocket.transport.counters import Counters
 from hocket.transport.nccl import NcclGroup
 from hocket.transport.shared_memory import SharedMemory
@@ -259,18 +258,9 @@ class RegroupingCommunicator(Communicator):
                 self.regroup(loss)
         return call()  # one more loss is for who regroups
 
-    def exchange(
-        self,
-        layout: Layout,
-        *,
-        background: bool = False,
-        turns: int = 1,
-        private: bool = True,
-        codec: CodecSpec | None = None,
-    ) -> Exchange:
+    def exchange(self, layout: Layout, **options: Any) -> Exchange:
         if not self.is_in:  # another one takes its place when this worker has joined
-            return Exchange(layout, [Alone(layout) for _ in range(turns)])
-        options: dict[str, Any] = {"background": background, "turns": turns, "private": private, "codec": codec}
+            return Exchange(layout, [Alone(layout) for _ in range(options.get("turns", 1))])
         return self.persist(lambda: self._group.exchange(layout, **options))
 
     def _meet(self) -> dict[int, dict[str, Any]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -20,7 +20,6 @@ from hocket.comm.kept_answers import Answers, of_parts, to_parts
 from hocket.comm.kernels import reduce_into
 from hocket.comm.topology import Topology
 from hocket.errors import StrategyError
-from hocket.specs.codecs import CodecSpec
 from hocket.transport.tensor_bytes import view_bytes
 from hocket.transport.waiting import Description
 
@@ -148,15 +147,7 @@ class MeetingCommunicator(Communicator, Generic[M]):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         return list(self._meet(named("an exchange of descriptions"), data).values())
 
-    def exchange(
-        self,
-        layout: Layout,
-        *,
-        background: bool = False,
-        turns: int = 1,
-        private: bool = True,
-        codec: CodecSpec | None = None,
-    ) -> Exchange:
+    def exchange(self, layout: Layout, **options: Any) -> Exchange:
         raise StrategyError(
             "this job has servers, and the strategy uses none: leave out --servers, or use --strategy ps"
         )

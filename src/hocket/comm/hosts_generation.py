@@ -33,7 +33,6 @@ from hocket.comm.shared import SharedCommunicator
 from hocket.comm.tcp_group import TcpGroup
 from hocket.comm.topology import Topology
 from hocket.errors import DeadlineExceeded, JobError, WorkerLost
-from hocket.specs.codecs import CodecSpec
 from hocket.transport import handoff
 from hocket.transport.gate import signature
 from hocket.transport.member_links import Links
@@ -304,18 +303,11 @@ class GenerationCommunicator(Communicator):
     def open_channel(self, name: str, ranks: Sequence[int]) -> Channel:
         return Explained(self._inner.open_channel(name, ranks), self._lose)
 
-    def exchange(
-        self,
-        layout: Layout,
-        *,
-        background: bool = False,
-        turns: int = 1,
-        private: bool = True,
-        codec: CodecSpec | None = None,
-    ) -> Exchange:
+    def exchange(self, layout: Layout, *, turns: int = 1, **options: Any) -> Exchange:
         if any(self.meet(signature("a new exchange"), self._stays, "a new exchange")):
-            return self._inner.exchange(layout, background=background, turns=turns, private=private, codec=codec)
+            return self._inner.exchange(layout, turns=turns, **options)
         assert layout.device.type == "cpu"
+        private, codec = options.get("private", True), options.get("codec")
 
         def make() -> Algorithm:
             nbytes = sum(bucket.nbytes for bucket in layout.buckets)
