@@ -133,12 +133,17 @@ def test_nothing_is_said_without_gossip() -> None:
 def test_what_was_measured_and_picked_between_hosts() -> None:
     """Which sizes each algorithm had is on the screen; the rate of each link is in the record alone."""
     summary = TrafficSummary()
-    uses = {"ring": [4, 20e6, 0.4, 0.3, 3, 4e6, 6e6], "direct": [10, 40e3, 0.01, 0.0, 0, 4e3, 4e3]}
+    uses = {
+        "ring": [4, 20e6, 0.4, 0.3, 3, 4e6, 6e6, 0],
+        "direct": [10, 40e3, 0.01, 0.0, 0, 4e3, 4e3, 0],
+        "topk": [10, 40e6, 0.02, 0.0, 0, 4e6, 4e6, 8e5],
+    }
     summary.take(0, Traffic("a", 2.0, 1.0, {}, uses, "0.10 ms, 100 MB/s", [[0.0, 100.0], [99.5, 0.0]]))
     facts = summary.facts()
     assert facts["MB/s between hosts"] == "-, 100; 99.5, -"
     assert facts["sums between hosts by ring"] == "4 of 4.00 to 6.00 MB, 100.00 ms each (predicted 100.00 ms)"
     assert facts["sums between hosts by direct"] == "10 of 0.00 MB, 1.00 ms each"
+    assert facts["sums between hosts by topk"] == "10 of 4.00 MB as 0.080 MB to the wire, 2.00 ms each"
     assert not any("99.5" in line for line in summary.lines())
     assert "hocket: Measured between hosts: 0.10 ms, 100 MB/s." in summary.lines()
 
