@@ -10,9 +10,9 @@ from products import product
 
 from comm.algorithms.members import in_threads
 from hocket.comm.codecs.codec import Codec, Gathered, Scattered
-from hocket.comm.codecs.levels import OneBit, Stochastic
+from hocket.comm.codecs.levels import Signs, Stochastic
 from hocket.comm.codecs.narrow import Cast, Integers, pack, unpack
-from hocket.comm.codecs.sparse_values import RandomK, Threshold, TopK, largest
+from hocket.comm.codecs.sparse_values import LargestValues, PassedThreshold, RandomPlaces, largest
 from hocket.messages import WireError
 
 MAKES: dict[str, Callable[[int], Codec]] = {
@@ -20,11 +20,11 @@ MAKES: dict[str, Callable[[int], Codec]] = {
     "bf16": lambda _: Cast(torch.bfloat16),
     "int8": lambda _: Integers(8, 64),
     "int4": lambda _: Integers(4, 32),
-    "onebit": lambda _: OneBit(),
-    "topk": lambda _: TopK(0.05),
-    "topk, warmed up": lambda _: TopK(0.01, warmup=3),
-    "randomk": lambda _: RandomK(0.1, 7),
-    "threshold": lambda _: Threshold(0.8),
+    "onebit": lambda _: Signs(),
+    "topk": lambda _: LargestValues(0.05),
+    "topk, warmed up": lambda _: LargestValues(0.01, warmup=3),
+    "randomk": lambda _: RandomPlaces(0.1, 7),
+    "threshold": lambda _: PassedThreshold(0.8),
     "ternary": lambda rank: Stochastic(2, rank),
     "qsgd(4)": lambda rank: Stochastic(4, rank),
     "qsgd(8)": lambda rank: Stochastic(8, rank),
@@ -68,7 +68,7 @@ def test_what_was_sent_and_what_is_owed_is_all_there_was(name: str, size: int, c
     assert torch.allclose(sent + owed, whole, rtol=1e-6, atol=1e-6)  # scales and means travel in 32 bits
 
 
-@pytest.mark.parametrize("make", [lambda _: TopK(1.0), lambda _: RandomK(1.0, 3)], ids=["topk", "randomk"])
+@pytest.mark.parametrize("make", [lambda _: LargestValues(1.0), lambda _: RandomPlaces(1.0, 3)], ids=["topk", "randomk"])
 def test_all_values_are_exact(make: Callable[[int], Codec], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MAKES, "whole", make)
     ((sums, owed), _, _) = train("whole", 3, 1000, 1)

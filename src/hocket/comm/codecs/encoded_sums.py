@@ -8,9 +8,9 @@ import torch
 
 from hocket.comm.algorithms.direct import Direct
 from hocket.comm.codecs.codec import Codec
-from hocket.comm.codecs.levels import OneBit, Stochastic
+from hocket.comm.codecs.levels import Signs, Stochastic
 from hocket.comm.codecs.narrow import Cast, Integers
-from hocket.comm.codecs.sparse_values import RandomK, Threshold, TopK
+from hocket.comm.codecs.sparse_values import LargestValues, PassedThreshold, RandomPlaces
 from hocket.specs import codecs as specs
 from hocket.specs.codecs import CodecSpec
 from hocket.specs.notation import write
@@ -84,8 +84,8 @@ _MAKES: dict[type[CodecSpec], Callable[..., Codec]] = {
     specs.Int4: lambda spec, *_: Integers(4, spec.block),
     specs.QSGD: lambda spec, member, bucket: Stochastic(spec.bits, member << 12 | bucket),
     specs.Ternary: lambda spec, member, bucket: Stochastic(2, member << 12 | bucket),
-    specs.OneBit: lambda *_: OneBit(),
-    specs.TopK: lambda spec, *_: TopK(spec.density, spec.warmup),
-    specs.RandomK: lambda spec, member, bucket: RandomK(spec.density, bucket),
-    specs.Threshold: lambda spec, *_: Threshold(spec.tau),
+    specs.OneBit: lambda *_: Signs(),
+    specs.TopK: lambda spec, *_: LargestValues(spec.density, spec.warmup),
+    specs.RandomK: lambda spec, member, bucket: RandomPlaces(spec.density, bucket),
+    specs.Threshold: lambda spec, *_: PassedThreshold(spec.tau),
 }

@@ -52,7 +52,7 @@ class Stochastic(Gathered):
         to.add_(values, alpha=factor)
 
 
-class OneBit(Gathered):
+class Signs(Gathered):
     """The sign of each value, and the two means of a block's values: those below zero, and the others (Seide et al.
     2014)."""
 

@@ -11,7 +11,7 @@ _SAMPLED = 1 << 16  # values from which on the bound on the largest ones is take
 _SAMPLE = 1 << 13
 
 
-class TopK(Gathered):
+class LargestValues(Gathered):
     """The largest values, by their size.
 
     Args:
@@ -48,7 +48,7 @@ class TopK(Gathered):
         return float(first * (self._density / first) ** (self.rounds / self._warmup))
 
 
-class RandomK(Gathered):
+class RandomPlaces(Gathered):
     """Values at random places, the same on all members, so that only the values travel.
 
     Args:
@@ -78,7 +78,7 @@ class RandomK(Gathered):
         return torch.randperm(count, generator=self._random)[:kept].sort().values
 
 
-class Threshold(Gathered):
+class PassedThreshold(Gathered):
     """Of each value whose size is ``tau`` or more, ``tau`` and its sign (Strom 2015).
 
     Args:
