@@ -68,7 +68,10 @@ def test_what_was_sent_and_what_is_owed_is_all_there_was(name: str, size: int, c
     assert torch.allclose(sent + owed, whole, rtol=1e-6, atol=1e-6)  # scales and means travel in 32 bits
 
 
-@pytest.mark.parametrize("make", [lambda _: LargestValues(1.0), lambda _: RandomPlaces(1.0, 3)], ids=["topk", "randomk"])
+WHOLE: list[Callable[[int], Codec]] = [lambda _: LargestValues(1.0), lambda _: RandomPlaces(1.0, 3)]
+
+
+@pytest.mark.parametrize("make", WHOLE, ids=["topk", "randomk"])
 def test_all_values_are_exact(make: Callable[[int], Codec], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MAKES, "whole", make)
     ((sums, owed), _, _) = train("whole", 3, 1000, 1)
