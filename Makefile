@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-bare lint types docs bench clean
+.PHONY: demo test test-all test-bare test-ray lint types docs bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,17 @@ $(VENV)-bare/ready: pyproject.toml constraints.txt
 
 test-bare: $(VENV)-bare/ready
 	$(VENV)-bare/bin/python -W 'ignore:Failed to initialize NumPy' tests/bare.py
+
+# Ray in an environment of its own, on top of the other: it brings packages that nothing else needs.
+$(VENV)-ray/ready: $(VENV)/ready
+	$(PYTHON) -m venv $(VENV)-ray
+	$(VENV)-ray/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt ray
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+		> "$$($(VENV)-ray/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth"
+	touch $@
+
+test-ray: $(VENV)-ray/ready
+	$(VENV)-ray/bin/python -m pytest -q tests/launch/test_ray.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ COMMON = {  # for everyone, and what of each other they may import
     "surroundings": {"errors", "clusters"},
 }
 FOR_EVERYONE = {"__init__", *COMMON}
-PUBLIC = {"hooks": "job"}  # modules that users import, built on a layer
+PUBLIC = {"hooks": "job", "ray": "launch"}  # modules that users import, built on a layer
 CALLER = ROOT / "launch" / "function.py"
 OBSERVERS = {"rich", "tensorboard"}  # what observe may import beside the standard library
 NO_TORCH = [
@@ -95,6 +95,7 @@ def check_imports(path: Path) -> None:
                 "dialing.py",
                 "meeting.py",
                 "tasks.py",
+                "ray_engine.py",
             ):  # messages, and addresses
                 allowed.add("transport")
             if path.name in ("cli.py", "agent.py"):  # the command has the tools' commands; an agent answers a doctor

@@ -9,8 +9,8 @@ def test_public_names() -> None:
         "HocketError", "Hogwild", "KeyValue", "LocalSGD", "Mirrored", "PS", "SSP", "Softsync", "Switch",
         "SyncBatchNorm", "accumulate", "allgather", "allgather_rows", "allreduce", "alltoall", "barrier", "broadcast",
         "distribute", "gather", "group", "hooks", "init", "launch", "load", "local_rank", "maximum", "mean", "minimum",
-        "on_change", "rank", "receive", "reduce", "reduce_scatter", "report", "resume", "save", "scale_lr", "scatter",
-        "send", "settle", "share", "size", "sync_batchnorm", "total", "weight",
+        "on_change", "rank", "ray", "receive", "reduce", "reduce_scatter", "report", "resume", "save", "scale_lr",
+        "scatter", "send", "settle", "share", "size", "sync_batchnorm", "total", "weight",
     ]  # fmt: skip
     for name in hocket.__all__:
         assert getattr(hocket, name) is not None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket import hooks as hooks
+    from hocket import ray as ray
     from hocket.errors import HocketError as HocketError
     from hocket.job.accumulate_share_weight import accumulate as accumulate
     from hocket.job.accumulate_share_weight import share as share
@@ -110,6 +111,7 @@ _HOMES = {
     "minimum": "hocket.job.metrics",
     "on_change": "hocket.job.worker",
     "rank": "hocket.job.worker",
+    "ray": "hocket.ray",
     "receive": "hocket.job.send_receive",
     "reduce": "hocket.job.collectives",
     "reduce_scatter": "hocket.job.collectives",

@@ -1,6 +1,6 @@
 """The launcher of ``hocket.launch()``: ``hocket run``, but it ends when the process that called it does.
 
-Run as ``python -m hocket.launch PARENT FOLDER WORKERS``. It is a process of its own because a launcher takes
+Run as ``python -m hocket.launch PARENT FOLDER WORKERS [FLAGS]``. It is a process of its own because a launcher takes
 over signals and ends every process below it, which nobody wants inside a notebook.
 """
 
@@ -18,7 +18,7 @@ _ASKING = (signal.SIGINT, signal.SIGTERM)
 
 def main() -> None:
     """Launch the function in FOLDER; if the caller ends meanwhile, end too, and remove FOLDER for it."""
-    parent, folder, count = sys.argv[1:]
+    parent, folder, count, *flags = sys.argv[1:]
     for number in _ASKING:
         signal.signal(number, _leave)  # until the supervisor has handlers of its own, and after it
     guardian.begin(folder)
@@ -28,7 +28,8 @@ def main() -> None:
 
         report = os.path.join(folder, "report.txt")  # noqa: PTH118
         worker = "hocket.job.function.function_worker"
-        sys.argv = ["hocket", "run", "-n", count, "--report", report, "-m", worker, folder]
+        sys.argv = ["hocket", "run", "-n", count, "--report", report, *flags, "-m", worker]
+        sys.argv.append("." if flags else folder)  # elsewhere, the folder was brought along
         cli.main()
     finally:
         try:

@@ -189,7 +189,9 @@ class ChangingHosts:
         self._pauses[name] = time.monotonic() + seconds, seconds
 
     def _discover(self, hosts: CrewHosts, listed: Sequence[Host]) -> None:
-        """The command has listed these hosts."""
+        """The engine has listed these hosts."""
+        if not hosts.spans:
+            return  # workers share the memory of one host
         now = time.monotonic()
         slots = [host.slots for host in listed]
         line = ""

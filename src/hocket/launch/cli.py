@@ -33,7 +33,8 @@ from hocket.launch import (
     supervisor,
 )
 from hocket.launch.discovery import Discovery
-from hocket.launch.engines import choice
+from hocket.launch.engines import choice, ray_engine
+from hocket.launch.engines.ray_places import RayTexts
 from hocket.launch.engines.ssh import SshEngine
 from hocket.launch.environment import Job
 from hocket.launch.flags import takes_settings
@@ -104,18 +105,33 @@ def run(
         list[str] | None,
         typer.Option("-x", "--export", help="An environment variable for workers on other hosts: NAME or NAME=VALUE."),
     ] = None,
+    on: Annotated[str | None, typer.Option("--on", help="Where machines come from instead: ray.")] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="The Ray cluster. [default: that of this machine]")
+    ] = None,
+    per_worker: Annotated[
+        str, typer.Option("--per-worker", help="What Ray reserves for each worker, as JSON.")
+    ] = '{"CPU": 1}',
+    per_server: Annotated[
+        str, typer.Option("--per-server", help="What Ray reserves for each server, as JSON.")
+    ] = '{"CPU": 1}',
+    placement: Annotated[
+        str, typer.Option("--placement", help="How Ray spreads workers: PACK, SPREAD, STRICT_PACK, STRICT_SPREAD.")
+    ] = "PACK",
+    runtime_env: Annotated[
+        str | None, typer.Option("--runtime-env", help="What Ray brings to the nodes, as JSON or a file with it.")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", help="Seconds to wait for places that the Ray cluster does not have.")
+    ] = 0.0,
     report: Annotated[Path | None, typer.Option("--report", hidden=True)] = None,
     with_parent: Annotated[int | None, typer.Option("--with-parent", hidden=True)] = None,
 ) -> None:
     """Run SCRIPT on several workers, of this machine or with -H of several."""
     if with_parent is not None:
         leftovers.end_with_parent(with_parent)
-    if no_record and tensorboard:
-        raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
-    flags = {"-H": host, "--hostfile": hostfile, "--discover": discover}
-    naming = [flag for flag, value in flags.items() if value]
-    if len(naming) > 1:
-        raise UsageError(f"{naming[0]} and {naming[1]} both name the hosts: use one of them")
+    flags = {"-H": host, "--hostfile": hostfile, "--discover": discover, "--on": on}
+    naming = _naming(flags)
     called = report is not None or with_parent is not None  # by hocket.launch() or compare, which say what they want
     file = config_file.ConfigFile() if called else config_file.read()
     tasks = choice.find({"-n": workers, **flags}, cluster, task)
@@ -127,18 +143,23 @@ def run(
     named = host_list.parse(host) if host is not None else host_list.read_file(hostfile) if hostfile is not None else []
     if discovery is not None:
         named = discovery.first()
-    if not named and tasks is None:
+    _check_engine(
+        on, {"--ssh": settings.get("ssh"), "--python": settings.get("python"), "--server-hosts": server_hosts}
+    )
+    if not (named or on or tasks):
         of_hosts = {f"--{name}": settings.get(name) for name in config.FOR_HOSTS}
         _refuse_without_hosts({**of_hosts, "-x": export, "--server-hosts": server_hosts})
+    _check_record(no_record, tensorboard)
     command = scripts.command(script, args or [], module)
     settings = _checked(settings, file.settings)
     _check_spares(settings)
     started = choice.begin(tasks, settings) if tasks is not None else None
     if started is not None:
         named = started.first()
-    beside = _adapt(settings, bounds, named, discovery)
+    elsewhere = bool(named or on)
+    beside = _adapt(settings, bounds, named, changes=bool(discovery or on))
     count = 0
-    if not named:
+    if not elsewhere:
         count = machine.choose_workers(bounds, beside) if bounds else machine.worker_count(workers, beside)
         machine.check_files(count + beside)
     _check_strategy(settings, count)
@@ -152,6 +173,9 @@ def run(
     def record(sized: Job, facts: Mapping[str, Any] | None) -> Recorder | None:
         return None if no_record else listener.open_record(sized, settings, tensorboard=tensorboard, hosts=facts)
 
+    if on is not None:
+        texts = RayTexts(workers, address, per_worker, per_server, placement, runtime_env, wait)
+        sys.exit(_run_on_ray(texts, job, settings, export or [], log_dir, record, drawn, report))
     if named:
         dealt = _server_hosts(server_hosts, job.servers) if server_hosts is not None else {}
         wishes = _wishes(named, workers, settings, export or [], dealt, discovery)
@@ -197,16 +221,53 @@ def main() -> None:
         sys.exit(2)
 
 
-def _adapt(
-    settings: dict[str, str], bounds: tuple[int, int] | None, named: list[Host], discovery: Discovery | None
-) -> int:
+def _adapt(settings: dict[str, str], bounds: tuple[int, int] | None, named: list[Host], *, changes: bool) -> int:
     """Set what follows from the number of workers and the hosts; returns how many processes there are beside them."""
     spares = int(settings.get("spares", "0"))
-    if named and (discovery or bounds or spares) and settings.get("transport", "auto") == "auto":
+    if (named or changes) and (changes or bounds or spares) and settings.get("transport", "auto") == "auto":
         settings["transport"] = "tcp"  # so that workers and hosts can come, and go
     if bounds is not None:
         settings["min-workers"] = str(max(bounds[0], int(settings.get("min-workers", "1"))))
     return int(settings.get("servers", "0")) + spares
+
+
+def _run_on_ray(
+    texts: RayTexts,
+    job: Job,
+    settings: dict[str, str],
+    export: list[str],
+    log_dir: Path | None,
+    record: remote.MakeRecord,
+    drawn: Timeline | None,
+    report: Path | None,
+) -> int:
+    """Run a job on the nodes of a Ray cluster."""
+    engine = ray_engine.make(texts, job, settings, config.exported(export), log_dir, report)
+    try:
+        return remote.run_on_hosts(job, engine.wishes(settings.get("interface")), log_dir, record, drawn, report)
+    finally:
+        engine.close()
+
+
+def _check_record(no_record: bool, tensorboard: bool) -> None:
+    if no_record and tensorboard:
+        raise UsageError("--tensorboard writes into the folder of the run's record: leave out --no-record")
+
+
+def _naming(given: Mapping[str, object]) -> list[str]:
+    """The flag that says where machines come from, if there is one."""
+    naming = [flag for flag, value in given.items() if value]
+    if len(naming) > 1:
+        raise UsageError(f"{naming[0]} and {naming[1]} both name the hosts: use one of them")
+    return naming
+
+
+def _check_engine(on: str | None, of_ssh: Mapping[str, object]) -> None:
+    if on not in (None, "ray"):
+        raise UsageError(f"--on {on}: the choices are ray")
+    for flag, value in of_ssh.items():
+        if on is not None and value is not None:
+            raise UsageError(f"{flag} is for hosts over SSH: leave it out with --on {on}")
 
 
 def _refuse_without_hosts(flags: dict[str, object]) -> None:
@@ -233,9 +294,7 @@ def _wishes(
 ) -> Wishes:
     """What the user says about the hosts, after a look at it."""
     bounds = machine.worker_bounds(workers)
-    if bounds is None and workers != "auto" and (not workers.isdecimal() or int(workers) < 1):
-        raise UsageError(f"-n {workers}: must be a number of workers from 1, or be left out for all slots of the hosts")
-    count = None if workers == "auto" else bounds[1] if bounds else int(workers)
+    count = bounds[1] if bounds else machine.number(workers)
     command, exported = settings.get("ssh") or config.SETTINGS["ssh"].default, config.exported(export)
     engine = SshEngine(named, command, settings.get("python") or None, exported, discovery)
     least = bounds[0] if bounds else None

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -56,21 +56,64 @@ def launch(
         UsageError: something cannot be sent to workers or brought back, or a setting is wrong.
         JobError: a worker has failed; the message is the report that ``hocket run`` would show.
     """
-    names = [name for name in config.SETTINGS if name not in config.FOR_HOSTS]  # it launches on this machine
-    settings = {name: options.pop(key) for name in names if (key := name.replace("-", "_")) in options}
-    if strategy is not None:
-        settings["strategy"] = strategy if isinstance(strategy, str) else specs.write(strategy)
+    settings = take_settings(strategy, options)
     _check_arguments(fn, args, options, {"n" if n != "auto" else "", *(name.replace("-", "_") for name in settings)})
     env = _environment(settings)
     count = machine.worker_count(str(n), config.read(env).servers)
+    with _sent(fn, args, options, sys.path) as folder:
+        return _call(folder, env, [str(count)], _name(fn))
+
+
+def launch_elsewhere(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    n: str,
+    settings: dict[str, Any],
+    flags: Callable[[Path], list[str]],
+) -> Any:
+    """Call ``fn`` on workers of other machines, as ``launch`` does on this one.
+
+    Args:
+        fn: See ``launch``; it takes ``args`` and ``kwargs``.
+        args: Its arguments by position.
+        kwargs: Its arguments by name.
+        n: How many workers, as ``hocket run`` has it.
+        settings: Other settings, by name.
+        flags: The flags of ``hocket run`` that say where machines come from, and bring a folder along.
+    """
+    _check_arguments(fn, args, kwargs, set())
+    env = _environment(settings)
+    with _sent(fn, args, kwargs, None) as folder:
+        (folder / "nonce").write_bytes(os.urandom(16))  # what was brought along for another call is not taken for this
+        return _call(folder, env, [n, *flags(folder)], _name(fn))
+
+
+def take_settings(strategy: str | specs.Spec | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The settings among ``options``, which are taken out, by name."""
+    names = [name for name in config.SETTINGS if name not in config.FOR_HOSTS]
+    settings = {name: options.pop(key) for name in names if (key := name.replace("-", "_")) in options}
+    if strategy is not None:
+        settings["strategy"] = strategy if isinstance(strategy, str) else specs.write(strategy)
+    return settings
+
+
+@contextlib.contextmanager
+def _sent(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], path: list[str] | None) -> Iterator[Path]:
+    """A folder that has what workers need; with ``path``, they look for modules where this process does."""
     folder = Path(tempfile.mkdtemp(prefix="hocket-"))  # which only this user can read
     try:
-        _send(folder, fn, args, options)
-        arguments = [str(os.getpid()), str(folder), str(count)]
-        status = _run([sys.executable, "-X", "utf8", "-m", "hocket.launch", *arguments], env)
-        return _outcome(folder, status, _name(fn))
+        _send(folder, fn, args, kwargs, path)
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _call(folder: Path, env: dict[str, str], more: list[str], name: str) -> Any:
+    """Launch the function that is in ``folder``; what it returns on rank 0."""
+    arguments = [str(os.getpid()), str(folder), *more]
+    status = _run([sys.executable, "-X", "utf8", "-m", "hocket.launch", *arguments], env)
+    return _outcome(folder, status, name)
 
 
 def _check_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], taken: set[str]) -> None:
@@ -110,7 +153,9 @@ def _environment(settings: dict[str, Any]) -> dict[str, str]:
     return env
 
 
-def _send(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _send(
+    folder: Path, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], path: list[str] | None
+) -> None:
     sender, name = Sender(), _name(fn)
     call = {
         "function": sender.refer(fn, f"{name}()" if name != "<lambda>" else "the lambda"),
@@ -118,7 +163,7 @@ def _send(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         "kwargs": {key: sender.refer(value, f"argument {key!r} of {name}()") for key, value in kwargs.items()},
         # Filled by what was referred to above.
         "names": sender.names, "modules": sorted(sender.modules), "files": sender.files,
-        "definitions": sender.definitions, "order": sender.order(), "path": sys.path,
+        "definitions": sender.definitions, "order": sender.order(), "path": path,
     }  # fmt: skip
     function_worker.send(folder, call, sender.tensors)
 

@@ -146,13 +146,13 @@ def die_with_parent() -> Callable[[], None]:
     return arrange
 
 
-def end_with_parent(parent: int) -> None:
-    """Have the kernel send this process SIGTERM when its parent ends; SystemExit if ``parent`` is gone already.
+def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when its parent ends; SystemExit if ``parent`` is gone already.
 
     For a process that has started: what has many threads, as a notebook has, must run no code between fork and exec.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(128 + signal.SIGTERM)

@@ -146,6 +146,13 @@ def worker_bounds(text: str) -> tuple[int, int] | None:
     return int(least), int(most)
 
 
+def number(text: str) -> int | None:
+    """Read ``-n`` for machines of which nothing is known yet; None is as many as there is room for."""
+    if text != "auto" and (not text.isdecimal() or int(text) < 1):
+        raise UsageError(f"-n {text}: must be a number of workers from 1, or be left out for all slots of the hosts")
+    return None if text == "auto" else int(text)
+
+
 def choose_workers(bounds: tuple[int, int], beside: int = 0) -> int:
     """As many workers as cores, within ``bounds``; fewer if the memory is not enough for these and what is beside."""
     least, most = bounds

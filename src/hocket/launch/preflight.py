@@ -93,6 +93,7 @@ class Preflight:
     def __init__(self, wishes: Wishes, job: Job, links: AgentLinks) -> None:
         self._wishes, self._job, self._links = wishes, job, links
         self._folder = machine.working_folder()
+        self._there = wishes.engine.folder or self._folder
         self.problems: list[tuple[AgentLink, str]] = []
 
     def connect(self, links: list[AgentLink]) -> Talk[list[AgentLink]]:
@@ -128,7 +129,7 @@ class Preflight:
         what = f"module {command[1]!r}" if command[0] == "-m" else f"script {command[0]!r}"
         base = config.environment()
         here = scripts.look_for(self._folder, command, base)
-        questions = {link: {"folder": self._folder, "command": command} for link in links}
+        questions = {link: {"folder": self._there, "command": command} for link in links}
         said = yield from self.ask("check", "checked", questions)
         for link, there in said.items():
             if not there["folder"]:
@@ -191,7 +192,7 @@ class _First(Preflight):
             idle.channel.send("end")
         ports = Ports(*reserved[meeting]["ports"])
         reserve = [host for host in self._wishes.hosts if host.name not in {part.name for part in parts.values()}]
-        return ReadyHosts(self._links, parts, ports, self._folder, reserve, [*left_out, *_compare_clocks(links)])
+        return ReadyHosts(self._links, parts, ports, self._there, reserve, [*left_out, *_compare_clocks(links)])
 
     def _leave_out(self, links: list[AgentLink]) -> list[str]:
         """Do without hosts that do not answer, if the others have enough slots; what is to be said of it."""

@@ -38,6 +38,7 @@ def run_on_hosts(
     log_dir: Path | None = None,
     make_record: MakeRecord = lambda *_: None,
     timeline: Timeline | None = None,
+    report: Path | None = None,
 ) -> int:
     """Run ``job`` on the hosts of ``wishes`` to its end; its size is known when the hosts have been looked at.
 
@@ -57,7 +58,7 @@ def run_on_hosts(
                     return RemoteCrew(sized, ready, wishes)
 
                 status = supervisor.run(
-                    job, log_dir, recorder, start=start, signals=signals, timeline=timeline, engine=wishes.engine
+                    job, log_dir, recorder, report, start, signals, timeline=timeline, engine=wishes.engine
                 )
     finally:
         wishes.engine.close(status)

@@ -82,7 +82,8 @@ class Receiver:
     def __init__(self, main: str) -> None:
         self._call, self._tensors = read_parcel(Path(main).parent, "call")
         self._made: dict[int, Any] = {}
-        sys.path[:] = self._call["path"]
+        if self._call["path"] is not None:
+            sys.path[:] = self._call["path"]
         for name, text in self._call["files"].items():
             if not Path(name).exists():  # a cell of a notebook: tracebacks show its lines
                 linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

@@ -13,7 +13,7 @@ import typer
 
 from hocket import specs
 from hocket.errors import UsageError
-from hocket.lab.bench import bench_grid
+from hocket.lab.bench import bench_grid, bench_start
 from hocket.lab.bench.bench_run import bench_job, measure, run_bench, run_on, run_under_mpi
 from hocket.lab.bench.bench_table import cell, here, print_json, print_table
 from hocket.lab.rig import Rig
@@ -59,6 +59,18 @@ def allreduce(
 def links(hosts: _Hosts = 4, rate: _Rate = None, trunk: _Trunk = None, as_json: _Json = False) -> None:
     """Latency and bandwidth between hosts, as --algorithm auto measures them."""
     run_on("links", "", hosts, rate, as_json, [], trunk)
+
+
+@app.command()
+def start(
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 4,
+    rounds: _Rounds = 7,
+    address: Annotated[str | None, typer.Option(help="The Ray cluster. [default: that of this machine]")] = None,
+    as_json: _Json = False,
+) -> None:
+    """The start of a job, until all workers are there: on this machine, and on a Ray cluster that is warm."""
+    rows = bench_start.measure(workers, rounds, address)
+    print_json(rows) if as_json else print_table(f"start on {here()}", rows)
 
 
 @app.command("collectives")

@@ -20,10 +20,12 @@ class Engine(ABC):
     Attributes:
         reception: Where agents come in that dial; None if commands lead to all of them.
         patience: Seconds that an agent has to say hello.
+        folder: The folder of the script on the hosts, from where agents begin; None if it is that of the launcher.
     """
 
     reception: Reception | None = None
     patience: float = 30.0
+    folder: str | None = None
 
     @abstractmethod
     def first(self) -> list[Host]:
