@@ -47,6 +47,11 @@ GIVEN = [
     ),
 ]
 
+OF_TEMPLATES = [
+    ("HOCKET_PODS", "How many pods the JobSet has."),
+    ("HOCKET_JOB_SECRET", "The secret as SkyPilot carries it; on each node it becomes a file for `--secret-file`."),
+]
+
 
 def page() -> str:
     """The whole page as Markdown."""
@@ -75,6 +80,8 @@ def page() -> str:
                 lines.append(f"| `{shown}` | {_cell(getattr(parameter, 'help', '') or '')} |")
     lines += ["", "## What `hocket run` sets for its workers", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in GIVEN]
+    lines += ["", "## What `hocket template` sets for its machines", "", "| variable | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in OF_TEMPLATES]
     return "\n".join(lines) + "\n"
 
 

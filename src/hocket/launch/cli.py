@@ -31,6 +31,7 @@ from hocket.launch import (
     scripts,
     stdio,
     supervisor,
+    template_cli,
 )
 from hocket.launch.discovery import Discovery
 from hocket.launch.engines import choice, ray_engine
@@ -52,6 +53,7 @@ app = typer.Typer(
 app.add_typer(bench_cli.app, name="bench")
 app.add_typer(runs_cli.app, name="runs")
 app.add_typer(rig_cli.app, name="rig")
+app.add_typer(template_cli.app, name="template")
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
