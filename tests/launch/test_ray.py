@@ -156,24 +156,16 @@ def plain() -> list[list[float]]:
 
 
 @needs_ray
-@pytest.mark.parametrize(
-    ("flags", "hosts"),
-    [
-        (("--placement", "SPREAD"), [0, 1, 0]),
-        (("--strategy", "ps(staleness=0)", "--servers", "1", "--placement", "SPREAD"), [0, 1, 0]),
-    ],
-)
-def test_the_laws_of_mirrored_and_of_a_parameter_server(
-    nodes: Nodes, tmp_path: Path, flags: tuple[str, ...], hosts: list[int]
-) -> None:
+@pytest.mark.parametrize("flags", [(), ("--strategy", "ps(staleness=0)", "--servers", "1")])
+def test_the_laws_of_mirrored_and_of_a_parameter_server(nodes: Nodes, tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "law.py").write_text(LAW)
-    done = run(nodes, tmp_path, "-n", "3", *flags, "law.py", "--some", "words")
+    done = run(nodes, tmp_path, "-n", "3", "--placement", "SPREAD", *flags, "law.py", "--some", "words")
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("[0] [[")]
     parameters, found, threads, folder, words = json.loads(line.removeprefix("[0] "))
     for mine, theirs in zip(plain(), parameters, strict=True):
         assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), rtol=1e-9, atol=1e-9)
-    assert sorted(found) == sorted(hosts) and threads == "1" and words == ["--some", "words"]
+    assert set(found) == {0, 1} and threads == "1" and words == ["--some", "words"]
     assert folder != str(tmp_path) and "working_dir" in folder  # Ray has brought the script along
 
 
