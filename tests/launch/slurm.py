@@ -81,7 +81,7 @@ class Slurm:
     def start_node(self, node: str) -> None:
         """Start the daemon of a node, and wait until the node can be used."""
         self._start(node, "slurmd", "-D", "-N", node)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while (state := self._state(node)) not in ("idle", "mixed"):
             assert time.monotonic() < deadline, (state, (self.folder / "slurmctld.log").read_text()[-3000:])
             if state.startswith("down"):
@@ -108,7 +108,7 @@ class Slurm:
     def command(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Run one of its commands to its end."""
         return subprocess.run(
-            words, env={**self.environment, **more}, capture_output=True, text=True, timeout=120, check=False
+            words, env={**self.environment, **more}, capture_output=True, text=True, timeout=300, check=False
         )
 
     def close(self) -> None:
