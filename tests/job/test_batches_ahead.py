@@ -390,11 +390,13 @@ def in_thread(script: Script) -> None:
         thread.join()
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize("on_loss", ["end", "auto"])  # auto is what a user has, and gives up what a thread cannot do
 @pytest.mark.parametrize("change", list(CHANGES))
-def test_a_thread_may_change_what_it_reads_ahead(pool: Pool, change: str) -> None:
+def test_a_thread_may_change_what_it_reads_ahead(pool: Pool, change: str, on_loss: str) -> None:
     alone = Script(CHANGES[change], WORKERS)
     in_thread(alone)
-    for parameters in pool.run(WORKERS, train_in_thread, change):
+    for parameters in pool.run(WORKERS, train_in_thread, change, on_loss=on_loss):
         for mine, theirs in zip(parameters, alone.model.parameters(), strict=True):
             assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from hocket.capture.collector import BackwardPasses
 from hocket.capture.model_hooks import tensors
+from hocket.comm.communicator import Communicator
 from hocket.errors import UsageError
 from hocket.strategies.base import Strategy
 
@@ -96,8 +97,14 @@ class Loop:
         self.between: Callable[[], None] | None = None  # what the loader does between two batches
         self.after: Callable[[], None] | None = None  # called when all batches are done, and no more will come
 
-    def check_thread(self, *, agrees: bool) -> None:
-        """Raise if ranks ``agree`` on something in every batch, and the loop is in a thread."""
+    def check_thread(self, group: Communicator, *, agrees: bool) -> None:
+        """If the loop is in a thread, have the workers of ``group`` stay as they are, which the thread cannot follow.
+
+        Raises:
+            UsageError: ranks ``agree`` on something in every batch, or the user has asked for a group that changes.
+        """
+        if self.in_thread and group.changes:
+            group.stay("a loader is iterated in a thread of the script: iterate it in the main thread")
         if self.in_thread and agrees:
             raise UsageError(
                 "a loader was iterated in a thread of the script, where ranks cannot agree on batches, as this data or "

@@ -294,9 +294,9 @@ class Loader:
         self._worker.teller.tell_beginning(self.pass_samples)
         now.loop, loop.between = loop, functools.partial(self._end_step, loop)
         loop.pause = None if self._dealt is None else self._dealt.pause
-        agrees = self._dealt is not None or self._group.changes
+        agrees = self._dealt is not None
         agrees |= self._worker.config.size > 1 and (self.local or self._stream is not None)
-        loop.check_thread(agrees=agrees)
+        loop.check_thread(self._group, agrees=agrees)
 
     def _finish(self, now: Pass, loop: Loop) -> None:
         """The script has trained on all batches of a pass; collective."""
