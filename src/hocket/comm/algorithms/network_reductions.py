@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from hocket import spans
+from hocket.comm.algorithms.encoded_sums import EncodedSums
 from hocket.comm.bucket_layout import Bucket, Layout
-from hocket.comm.codecs.encoded_sums import EncodedSums
 from hocket.comm.exchange import Algorithm, Ticket
 from hocket.comm.kernels import is_finite
 from hocket.comm.topology import Topology
