@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from hocket.comm.codecs.codec import Scattered
@@ -19,7 +21,10 @@ class Cast(Scattered):
         return count * self._dtype.itemsize
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        return values.clamp(-self._most, self._most).to(self._dtype).view(torch.uint8)
+        message = torch.empty(values.numel(), dtype=self._dtype)
+        for part, out in zip(values.split(_CHUNK), message.split(_CHUNK), strict=True):
+            out.copy_(part.clamp(-self._most, self._most))
+        return message.view(torch.uint8)
 
     def decode(self, message: torch.Tensor, into: torch.Tensor) -> None:
         into.copy_(message.view(self._dtype))
@@ -44,22 +49,56 @@ class Integers(Scattered):
         return blocks * 4 + (count if self._bits == 8 else -(-count // 2))
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        rows = in_blocks(values, self.unit)
-        scales = (rows.abs().amax(1) / self._most).float()
-        numbers = torch.div(rows, scales.clamp_min(_TINY).unsqueeze(1).to(rows)).round_()
-        numbers = numbers.clamp_(-self._most, self._most).to(torch.int8).view(-1)[: values.numel()]
-        body = numbers.view(torch.uint8) if self._bits == 8 else pack(numbers + 8, 4)
-        return torch.cat([scales.view(torch.uint8), body])
+        message, most = torch.empty(self.size(values.numel()), dtype=torch.uint8), self._most
+        scales, body = self._parts(message, values.numel())
+        for part, own, start in chunks(values, scales, self.unit):
+            rows = in_blocks(part, self.unit)
+            own.copy_(rows.abs().amax(1) / most)
+            numbers = (rows * own.clamp_min(TINY).reciprocal().to(rows.dtype).unsqueeze(1)).round_()
+            put(numbers.clamp_(-most, most).view(-1)[: part.numel()], body, start, self._bits)
+        return message
 
     def decode(self, message: torch.Tensor, into: torch.Tensor) -> None:
-        count, blocks = into.numel(), -(-into.numel() // self.unit)
-        scales, body = message[: 4 * blocks].view(torch.float32), message[4 * blocks :]
+        scales, body = self._parts(message, into.numel())
         check_scales(scales)
-        numbers = body.view(torch.int8) if self._bits == 8 else unpack(body, 4, count).to(torch.int8) - 8
-        multiply_blocks(numbers, scales, into, self.unit)
+        for part, own, start in chunks(into, scales, self.unit):
+            multiply_blocks(take(body, start, part.numel(), self._bits), own, part, self.unit)
+
+    def _parts(self, message: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scales of a message, and the numbers."""
+        split = 4 * -(-count // self.unit)
+        return message[:split].view(torch.float32), message[split:]
 
 
-_TINY = 1e-38
+TINY = 1e-38
+_CHUNK = 1 << 18  # values; what is done with so many stays in the cache
+
+
+def chunks(
+    values: torch.Tensor, scales: torch.Tensor, block: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Parts of ``values`` of whole blocks, the scales of each, and at which value it begins."""
+    size = max(_CHUNK // block, 1) * block
+    for start in range(0, values.numel(), size):
+        part = values[start : start + size]
+        yield part, scales[start // block :][: -(-part.numel() // block)], start
+
+
+def put(numbers: torch.Tensor, body: torch.Tensor, start: int, bits: int) -> None:
+    """Write whole numbers to ``body``, which has them from ``start`` on with ``bits`` each: 2, 4 or 8."""
+    if bits == 8:
+        body[start:][: numbers.numel()].view(torch.int8).copy_(numbers)
+    else:
+        packed = pack((numbers + (1 << (bits - 1))).to(torch.uint8), bits)
+        body[start * bits // 8 :][: packed.numel()] = packed
+
+
+def take(body: torch.Tensor, start: int, count: int, bits: int) -> torch.Tensor:
+    """What ``put`` has written."""
+    if bits == 8:
+        return body[start:][:count].view(torch.int8)
+    packed = body[start * bits // 8 :][: -(-count * bits // 8)]
+    return unpack(packed, bits, count).view(torch.int8) - (1 << (bits - 1))
 
 
 def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
@@ -86,13 +125,19 @@ def check_scales(scales: torch.Tensor) -> None:
 
 
 def pack(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Whole numbers from 0 to 2 ** bits - 1, several to a byte; ``bits`` is 1, 2 or 4."""
-    each = 8 // bits
-    rows = in_blocks(numbers.view(torch.uint8), each)
-    packed = rows[:, 0].clone()
-    for place in range(1, each):
-        packed |= rows[:, place] << (place * bits)
-    return packed
+    """Bytes that are numbers from 0 to 2 ** bits - 1, several to a byte; ``bits`` is 1, 2 or 4.
+
+    The bytes that go into one are multiplied as one number, so that each lands at its place in the highest byte.
+    """
+    rows = in_blocks(numbers.view(torch.uint8), 8).view(-1)
+    if bits == 4:
+        pairs = rows.view(torch.int16)
+        packed = pairs | pairs >> 4
+    elif bits == 2:
+        packed = rows.view(torch.int32) * (1 << 24 | 1 << 18 | 1 << 12 | 1 << 6) >> 24
+    else:
+        packed = rows.view(torch.int64) * 0x0102040810204080 >> 56
+    return packed.to(torch.uint8)[: -(-numbers.numel() * bits // 8)]
 
 
 def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from hocket.messages import WireError
 
 _SAMPLED = 1 << 16  # values from which on the bound on the largest ones is taken from a sample
 _SAMPLE = 1 << 13
+_CHUNK = 1 << 18  # values; what is done with so many stays in the cache
 
 
 class LargestValues(Gathered):
@@ -75,7 +76,9 @@ class RandomPlaces(Gathered):
         kept = max(1, round(self._density * count))
         if kept == count:
             return torch.arange(count)
-        return torch.randperm(count, generator=self._random)[:kept].sort().values
+        drawn = torch.randint(count, (kept,), generator=self._random)
+        places: torch.Tensor = drawn.unique()  # a few fewer, where a place was drawn twice
+        return places
 
 
 class PassedThreshold(Gathered):
@@ -90,7 +93,7 @@ class PassedThreshold(Gathered):
         self._tau = tau
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        places = (values.abs() >= self._tau).nonzero().view(-1)
+        places = at_least(values, self._tau)
         places = torch.where(values[places] < 0, -places - 1, places)  # the sign of a place is that of its value
         count = torch.tensor([places.numel()])
         return torch.cat([count.view(torch.uint8), places.to(_type_of_places(values)).view(torch.uint8)])
@@ -114,15 +117,19 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     """
     if count >= values.numel():
         return torch.arange(values.numel())
-    sizes = values.abs()
     if values.numel() > _SAMPLED:
-        step = values.numel() // _SAMPLE
-        sample = sizes[::step]
+        sample = values[:: values.numel() // _SAMPLE].abs()
         bound = sample.kthvalue(max(1, round(sample.numel() * (1 - 1.5 * count / values.numel())))).values
-        places = (sizes >= bound).nonzero().view(-1)
+        places = at_least(values, float(bound))
         if count <= places.numel() <= 4 * count:
-            return places[sizes[places].topk(count, sorted=False).indices].sort().values
-    return sizes.topk(count, sorted=False).indices.sort().values
+            return places[values[places].abs().topk(count, sorted=False).indices].sort().values
+    return values.abs().topk(count, sorted=False).indices.sort().values
+
+
+def at_least(values: torch.Tensor, bound: float) -> torch.Tensor:
+    """The places of the values whose size is ``bound`` or more, in order."""
+    parts = values.split(_CHUNK)
+    return torch.cat([(part.abs() >= bound).nonzero().view(-1) + i * _CHUNK for i, part in enumerate(parts)])
 
 
 def _type_of_places(values: torch.Tensor) -> torch.dtype:
