@@ -69,7 +69,6 @@ def test_the_plain_variables(environ: dict[str, str], expected: dict[str, str]) 
         {**SLURM, "WORLD_SIZE": "2"},
         {**SLURM, "HOCKET_JOB": "x"},
         tf_config(worker=["localhost:1"]),
-        tf_config("evaluator", worker=["a:1", "b:1"], evaluator=["c:1"]),
         {"TF_CONFIG": '{"cluster": {}}'},
         {"JOBSET_NAME": "train"},
     ],
@@ -92,6 +91,7 @@ def test_who_is_alone_or_told_otherwise(environ: dict[str, str]) -> None:
         (tf_config(worker=["a:port", "b:1"]), "worker:0: 'a:port' is no address"),
         (tf_config(worker=["a:1"], boss=["b:1"]), "role 'boss': the roles are chief, worker, ps, evaluator"),
         (tf_config(ps=["a:1"]), "there is no worker in it"),
+        (tf_config("evaluator", worker=["a:1", "b:1"], evaluator=["c:1"]), "evaluator:0 is no part of the job"),
         (tf_config(chief=["a:1", "b:1"]), "it has 2 chiefs"),
     ],
 )

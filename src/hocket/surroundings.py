@@ -198,11 +198,18 @@ def _tensorflow(environ: Mapping[str, str]) -> Surroundings | None:
     return None if told is None else of_cluster(*told, "TF_CONFIG")
 
 
-def of_cluster(cluster: clusters.Cluster, task: clusters.Task, by: str) -> Surroundings | None:
-    """The place of a task in a cluster that its user has written down; None for an evaluator, which is beside it."""
+def of_cluster(cluster: clusters.Cluster, task: clusters.Task, by: str) -> Surroundings:
+    """The place of a task in a cluster that its user has written down.
+
+    Raises:
+        UsageError: it has none: it is an evaluator, which would train beside the job.
+    """
     tasks = cluster.tasks
     if task.role == "evaluator":
-        return None
+        raise UsageError(
+            f"{by}: {task} is no part of the job, and would train alone: do not start this task; rank 0 evaluates in "
+            "the script, or another program reads the checkpoints"
+        )
     host, port = cluster.address(tasks[0])
     return Surroundings(
         by, f"{by} with {len(tasks)} tasks, of which this is {task}", tasks.index(task), len(tasks), None, 0, None,
