@@ -300,7 +300,7 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-_EXPORTED = ("HOCKET_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
+_EXPORTED = ("HOCKET_", "HOROVOD_", "PYTHON", "OMP_", "MKL_", "GLOO_", "NCCL_", "TORCH", "TP_SOCKET_", "UCX_")
 _OF_A_JOB = {"HOCKET_RENDEZVOUS", "HOCKET_JOB", "HOCKET_LAUNCHER", "HOCKET_EVENTS", "HOCKET_LEDGER", "HOCKET_SERVER",
              "HOCKET_COORDINATOR", "HOCKET_COORDINATOR_PORT", "HOCKET_NEWCOMER", "HOCKET_SPARE_FD", "HOCKET_SECRET_FD",
              "HOCKET_SPANS_HOSTS", "HOCKET_HOST_NAME", "HOCKET_ADDRESS", "PYTHONHOME", "PYTHONUNBUFFERED"}  # fmt: skip
@@ -335,6 +335,11 @@ def names_for_rig() -> list[str]:
 def tell_library(name: str, value: str) -> None:
     """Set a variable that a library reads, unless the user has."""
     os.environ.setdefault(name, value)
+
+
+def tell_workers(variables: Mapping[str, str]) -> None:
+    """Set variables that workers read, as flags say it."""
+    os.environ.update(variables)
 
 
 def visible_gpus() -> list[str] | None:

@@ -69,3 +69,11 @@ def test_modules_are_found_by_horovods_names_before_an_installed_one(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"]
     assert done.stderr.count("--as-horovod: 'import horovod' is Hocket, not") == 1, done.stderr
+
+
+def test_the_elastic_example_goes_on_without_a_killed_worker() -> None:
+    done = run(3, EXAMPLES / "elastic.py", "--kill", "1", HOCKET_ON_LOSS="continue")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 on" in done.stderr and "the others go on" in done.stderr
+    assert re.search(r"epoch 0: .* workers 3", done.stdout) and re.search(r"epoch 3: .* workers 2", done.stdout)
+    assert "weights: 1.00" in done.stdout or "weights: 0.99" in done.stdout

@@ -61,6 +61,7 @@ class RegroupingCommunicator(Communicator):
         tell: Says what the others are to know of this worker when the group changes.
         place: Says how many exchanges there were since the group has changed, between two batches; else None.
         leaves: Whether this worker is to leave.
+        is_wanted: Whether anybody is to join or leave, as far as rank 0 is told.
         ahead: How many exchanges of all may be under way at once, between two batches.
         before_change: Called before newcomers come, with the rank of the first worker that stays, which is to be rank
             0; and before all leave, with None. Collective.
@@ -82,6 +83,7 @@ class RegroupingCommunicator(Communicator):
         self.tell: Callable[[], dict[str, Any]] = dict
         self.place: Callable[[], int | None] = lambda: None
         self.leaves: Callable[[], bool] = lambda: False
+        self.is_wanted: Callable[[], bool] = lambda: any(coordinator.wanted(self.members).values())
         self.before_change: Callable[[int | None], None] = lambda _: None
         self.hand_over: Callable[[Change], None] = lambda _: None
         self.on_change: Callable[[Change], None] = lambda _: None
@@ -162,7 +164,7 @@ class RegroupingCommunicator(Communicator):
             if not self.changes:  # nobody can go on without anybody
                 self.before_change(None)
                 raise Left(0)
-            self._change()
+            self.renew()
 
     def _is_time(self, place: int) -> bool:
         """Whether somebody is to join or leave now; the same on all ranks that are at the same place."""
@@ -171,7 +173,7 @@ class RegroupingCommunicator(Communicator):
         is_late = self._has_asked or time.monotonic() >= self._next_look  # of its own wish rank 0 knows
         if self.rank == 0 and is_late and (counters is None or not counters.of(0)):
             self._next_look = time.monotonic() + _LOOK
-            if any(self._coordinator.wanted(self.members).values()):
+            if self.is_wanted():
                 if counters is None:
                     return True
                 counters.advance(place + 1 + self.ahead)
@@ -186,8 +188,7 @@ class RegroupingCommunicator(Communicator):
         now, mine, generation = time.monotonic(), b"", self.generation
         if self.rank == 0:
             each = max((now - self._next_look) / max(place, 1), 1e-4) if self._next_look else 1.0
-            wanted = self._coordinator.wanted(self.members)
-            mine = json.dumps([any(wanted.values()), max(1, int(_LOOK_ON_HOSTS / each))]).encode()
+            mine = json.dumps([self.is_wanted(), max(1, int(_LOOK_ON_HOSTS / each))]).encode()
         told = self.gather_bytes(mine)[0]
         if self.generation != generation:
             return False  # rank 0 may be another one now, which has told nothing
@@ -195,8 +196,8 @@ class RegroupingCommunicator(Communicator):
         self._next_place = place + int(more)
         return bool(is_wanted)
 
-    def _change(self) -> None:
-        """All workers are between two batches: let in who wants to join, and let go who wants to leave."""
+    def renew(self) -> None:
+        """All workers, between two batches, let in who wants to join, and let go who wants to leave."""
         generation = self.generation
         try:
             mine = json.dumps(self._coordinator.wanted(self.members)).encode() if self.rank == 0 else b""
@@ -212,8 +213,7 @@ class RegroupingCommunicator(Communicator):
         if self.generation != generation:
             return  # a worker was lost meanwhile: look again
         if self.rank == 0 and joining:
-            told = {"generation": self.generation, "members": self.members, "leaving": leaving}
-            self._coordinator.admit(joining, told)
+            self._coordinator.admit(joining, {"generation": generation, "members": self.members, "leaving": leaving})
         self._become(self._meet(), leaving)
 
     def _become(self, said: dict[int, dict[str, Any]], leaving: Sequence[int]) -> None:

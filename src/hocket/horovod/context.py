@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hocket import config
 from hocket.comm.changing_group import RegroupingCommunicator
 from hocket.comm.communicator import Communicator
+from hocket.events import Stage
 from hocket.horovod.engine import Engine, Pace
 from hocket.horovod.exceptions import HorovodInternalError
 from hocket.horovod.execution import FUSION
@@ -44,11 +45,17 @@ class Context:
     def open(self, ranks: Iterable[int]) -> int:
         """Make a process set of these ranks; all workers call this. Returns its number."""
         number, members = next(self._numbers), tuple(sorted(ranks))
-        group = self.communicator.open_group(f"horovod {number}", members)
-        self.ranks[number] = members
+        group = self.worker.communicator.persist(
+            lambda: self.communicator.open_group(f"horovod {number}", self._members(number, members))
+        )
+        self.ranks[number] = members = self._members(number, members)
         if group is not None:
             self._engines[number] = Engine(group, members, self.pace, f"process set {number}")
         return number
+
+    def _members(self, number: int, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The ranks of a process set: all, of that of all, also if workers were lost a moment ago."""
+        return tuple(range(self.worker.config.size)) if number == GLOBAL else tuple(ranks)
 
     def engine(self, number: int) -> Engine:
         """The engine of a process set that this worker is a member of."""
@@ -92,6 +99,9 @@ def start() -> Context:
     if _context is None:
         workers.init()
         worker = workers.current()
+        if isinstance(worker.communicator, RegroupingCommunicator) and not worker.communicator.is_in:
+            worker.communicator.join()  # the job goes on already; the others are at a commit
+            worker.sink.put(Stage("joined"))
         worker.forgotten.has_met = True  # the script trains by Horovod's means
         _context = Context(worker)
         for call in on_start:

@@ -29,10 +29,12 @@ class Notice:
 
     Attributes:
         is_given: Whether the worker has to leave as soon as it is between two batches.
+        is_expected: Whether the script looks for it by itself, though no model of it is distributed.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self.is_given, self._process = worker, False, os.getpid()
+        self.is_expected = False
         self._since, self._watches = 0.0, False
 
     def watch(self) -> None:
@@ -59,7 +61,8 @@ class Notice:
         is_child = process != self._process  # which the script has forked, and ends with this signal
         if self.is_given and not is_child and time.monotonic() < self._since + _AGAIN:
             return
-        if self.is_given or is_child or not worker.training.models or worker.has_left or not self._can_leave:
+        trains = bool(worker.training.models) or self.is_expected
+        if self.is_given or is_child or not trains or worker.has_left or not self._can_leave:
             signal.signal(number, signal.SIG_DFL)
             os.kill(process, number)
             return

@@ -21,6 +21,7 @@ from hocket.lab.trace import trace_cli
 from hocket.launch import (
     config_cli,
     config_file,
+    horovodrun_cli,
     host_list,
     jobs_cli,
     leftovers,
@@ -193,6 +194,7 @@ app.command()(doctor_cli.doctor)
 app.command()(config_cli.config)
 app.command()(jobs_cli.jobs)
 app.command()(jobs_cli.resize)
+app.command(context_settings=horovodrun_cli.TAKES_ALL)(horovodrun_cli.command(lambda told: app(["run", *told])))
 
 
 @app.command()
