@@ -112,6 +112,12 @@ def test_a_killed_worker_is_done_without(pool: Pool, who: int) -> None:
     assert [each["size"] for each in left] == [2, 2] and left[0]["resets"] == [2]
 
 
+def test_a_killed_worker_of_several_hosts_is_done_without(pool: Pool) -> None:
+    where = {"hosts": (1, 2), "transport": "tcp"}
+    found = pool.outcomes_with_death(3, train, 1, "killed", 1, on_loss="continue", **where)
+    check([each for each in found if each is not None])
+
+
 def test_one_worker_is_left(pool: Pool) -> None:
     found = pool.outcomes_with_death(2, train, 0, "killed", 0, on_loss="continue")
     check(found[1:])

@@ -123,6 +123,23 @@ def test_reductions(pool: Pool, size: int) -> None:
     run(pool, size, reduce_oddly)
 
 
+BETWEEN: dict[str, dict[str, Any]] = {
+    "TCP": {"hosts": (2, 1), "transport": "tcp", "algorithm": "tree"},
+    "TLS": {"hosts": (1, 1, 1), "transport": "tcp", "tls": "on"},
+    "Gloo": {"hosts": (1, 2), "transport": "gloo"},
+    "that goes on": {"hosts": (2, 1), "transport": "tcp", "on_loss": "continue"},
+}
+
+
+@pytest.mark.parametrize("place", list(BETWEEN))
+def test_between_hosts(pool: Pool, place: str) -> None:
+    run(pool, 3, reduce_all, **BETWEEN[place])
+    run(pool, 3, reduce_oddly, **BETWEEN[place])
+    run(pool, 3, the_others, **BETWEEN[place])
+    run(pool, 3, in_any_order, 5, **BETWEEN[place])
+    run(pool, 3, with_sets, **BETWEEN[place])
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_collectives_that_move(pool: Pool, size: int) -> None:
     run(pool, size, the_others)

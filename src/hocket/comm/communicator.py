@@ -130,7 +130,14 @@ class Communicator(ABC):
             name: A name that no other group or channel of this communicator has; the same on all workers.
             ranks: The ranks of the members, in order.
         """
-        raise UsageError(f"groups of workers are not possible here ({self.way})")
+        from hocket.comm.alone import AloneCommunicator
+        from hocket.comm.channel_group import ChannelCommunicator
+
+        if self.rank not in ranks:
+            return None
+        if len(ranks) == 1:
+            return AloneCommunicator()
+        return ChannelCommunicator(self.open_channel(name, ranks), ranks.index(self.rank), ranks)
 
     def gather_data(self, mine: Any) -> list[Any]:
         """The plain data of all ranks; that of ranks which say the same is one object."""

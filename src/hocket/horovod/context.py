@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakKeyDictionary
 
 from hocket import config
 from hocket.comm.changing_group import RegroupingCommunicator
@@ -46,12 +48,19 @@ class Context:
         """Make a process set of these ranks; all workers call this. Returns its number."""
         number, members = next(self._numbers), tuple(sorted(ranks))
         group = self.worker.communicator.persist(
-            lambda: self.communicator.open_group(f"horovod {number}", self._members(number, members))
+            lambda: self.communicator.open_group(self._new_name(), self._members(number, members))
         )
         self.ranks[number] = members = self._members(number, members)
         if group is not None:
             self._engines[number] = Engine(group, members, self.pace, f"process set {number}")
         return number
+
+    def _new_name(self) -> str:
+        """A name that no other group of this generation has had, on all workers."""
+        generation = self.worker.communicator.generation
+        opened = _opened.setdefault(self.worker, Counter())
+        opened[generation] += 1
+        return f"horovod {generation}.{opened[generation]}"
 
     def _members(self, number: int, ranks: Sequence[int]) -> tuple[int, ...]:
         """The ranks of a process set: all, of that of all, also if workers were lost a moment ago."""
@@ -89,6 +98,7 @@ class Context:
 
 
 _context: Context | None = None
+_opened: WeakKeyDictionary[Worker, Counter[int]] = WeakKeyDictionary()  # groups so far, in each generation
 on_start: list[Callable[[], None]] = []
 """Called when a context has begun."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hocket.comm.changing_group import RegroupingCommunicator
+from hocket.errors import WorkerLost
 from hocket.events import Survival
 from hocket.horovod import context
 from hocket.horovod.elastic_states import State
@@ -72,13 +73,24 @@ def renew(*, is_planned: bool = False) -> None:
     worker = context.current().worker
     context.stop()
     group = worker.communicator
-    if is_planned and isinstance(group, RegroupingCommunicator):
+    if isinstance(group, RegroupingCommunicator):
         try:
-            group.renew()
+            _regroup(group, is_planned)
         except SystemExit:
             worker.notice.say_left()
             raise
     context.start()
+
+
+def _regroup(group: RegroupingCommunicator, is_planned: bool) -> None:
+    """Do without workers that are lost; or, if all have come for that, have workers come and leave."""
+    try:
+        everyone = group.group.gather_data(is_planned)
+    except WorkerLost as loss:
+        group.regroup(loss)
+        return
+    if all(everyone):
+        group.renew()
 
 
 def look_for_changes() -> None:
