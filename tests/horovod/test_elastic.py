@@ -57,7 +57,10 @@ def train(event: str = "", who: int = -1, comes: bool = False, every: int = 2) -
                 optimizer.zero_grad()
                 ((model(x[chosen]) - y[chosen]) ** 2).mean().backward()
                 optimizer.step()
-                state.log.append(hvd.allgather_object(chosen))
+                whole = (sampler.remaining_indices * 2)[: sampler.total_size]
+                size = hvd.size()
+                state.log.append([whole[each::size][start : start + BATCH] for each in range(size)])
+                assert state.log[-1][hvd.rank()] == chosen
                 sampler.record_batch(start // BATCH, BATCH)
                 state.step += 1
                 if state.step % every == 0:

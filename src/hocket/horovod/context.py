@@ -99,6 +99,8 @@ class Context:
 
 _context: Context | None = None
 _opened: WeakKeyDictionary[Worker, Counter[int]] = WeakKeyDictionary()  # groups so far, in each generation
+on_stop: list[Callable[[], None]] = []
+"""Called before a context ends."""
 on_start: list[Callable[[], None]] = []
 """Called when a context has begun."""
 
@@ -124,6 +126,8 @@ def stop() -> None:
     """End what ``start`` has begun; it may be called again."""
     global _context
     if _context is not None:
+        for call in on_stop:
+            call()
         context, _context = _context, None
         atexit.unregister(stop)
         context.close()

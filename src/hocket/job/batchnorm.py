@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -52,10 +53,23 @@ class SyncBatchNorm(_BatchNorm):
         return copyreg._reconstructor, (self.converted_from, object, None), state  # type: ignore[attr-defined]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self.training or current().config.size == 1:
+        if not self.training or self.ranks == 1:
             return super().forward(input)
         self._check_input_dim(input)
         return self._normalise(input)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks take part."""
+        return current().config.size
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """What all ranks have, stacked; every rank must call it."""
+        return current().communicator.allgather(part)
+
+    def add_up(self, sums: torch.Tensor) -> None:
+        """Replace ``sums`` by their sum over all ranks; every rank must call it."""
+        current().communicator.allreduce(sums, "sum")
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if not 2 <= input.dim() <= 5:
@@ -70,9 +84,9 @@ class SyncBatchNorm(_BatchNorm):
                 "BatchNorm, or --strategy mirrored"
             )
         weight = worker.training.weights.now
-        share = float(weight > 0) if self.adds else weight / worker.config.size
+        share = float(weight > 0) if self.adds else weight / self.ranks
         with torch.no_grad():
-            count, mean, squares = _combine(worker.communicator.allgather(_describe(input.detach(), share != 0)))
+            count, mean, squares = _combine(self.gather(_describe(input.detach(), share != 0)))
             if count < 2:
                 raise ValueError(
                     f"SyncBatchNorm needs more than 1 value per channel in training, and all ranks together have "
@@ -80,7 +94,7 @@ class SyncBatchNorm(_BatchNorm):
                 )
             self._track(mean, squares / (count - 1))
         output: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, mean, squares / count, self.eps, count, share
+            input, self.weight, self.bias, mean, squares / count, self.eps, count, share, self.add_up
         )
         return output
 
@@ -171,11 +185,12 @@ class _Normalise(torch.autograd.Function):
         eps: float,
         count: float,
         share: float,
+        add_up: Callable[[torch.Tensor], None],
     ) -> torch.Tensor:
         dtype = torch.promote_types(input.dtype, torch.float32)
         mean, variance = mean.to(dtype), variance.to(dtype)
         ctx.save_for_backward(input, weight, mean, variance)
-        ctx.eps, ctx.count, ctx.share = eps, count, share
+        ctx.eps, ctx.count, ctx.share, ctx.add_up = eps, count, share, add_up
         scale, shift = (None if t is None else t.to(dtype) for t in (weight, bias))
         return F.batch_norm(input, mean, variance, scale, shift, training=False, eps=eps)
 
@@ -191,7 +206,7 @@ class _Normalise(torch.autograd.Function):
         )
         for_input = None
         if needs_input:
-            sums = _sum_over_ranks(torch.stack([for_weight, for_bias]), ctx.share)
+            sums = _sum_over_ranks(torch.stack([for_weight, for_bias]), ctx.share, ctx.add_up)
             if ctx.share:
                 along, shift = (sums / (ctx.share * ctx.count)).to(mean.dtype)
                 scale = inverse if weight is None else inverse * weight
@@ -202,18 +217,18 @@ class _Normalise(torch.autograd.Function):
             for_input,
             for_weight.to(weight.dtype) if needs_weight else None,
             for_bias.to(weight.dtype) if needs_bias else None,
-            *[None] * 5,
+            *[None] * 6,
         )
 
 
-def _sum_over_ranks(sums: torch.Tensor, share: float) -> torch.Tensor:
+def _sum_over_ranks(sums: torch.Tensor, share: float, add_up: Callable[[torch.Tensor], None]) -> torch.Tensor:
     """``sums`` of all ranks, in float64; every rank must call it.
 
     Gradients inside the network are those of a rank's own loss; Hocket multiplies them by ``share`` (weight / size)
     only at the parameters. So the sums are weighted by ``share`` here, and results are to be divided by it.
     """
     weighted = sums.double() * share if share else torch.zeros_like(sums, dtype=torch.float64)
-    current().communicator.allreduce(weighted, "sum")
+    add_up(weighted)
     return weighted
 
 

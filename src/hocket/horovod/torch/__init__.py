@@ -41,6 +41,7 @@ from hocket.horovod.objects import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from hocket.horovod.operation_timeline import start_timeline, stop_timeline
 from hocket.horovod.operations import (
     Adasum,
     Average,
@@ -70,11 +71,13 @@ from hocket.horovod.operations import (
 )
 from hocket.horovod.optimizer import DistributedOptimizer
 from hocket.horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hocket.horovod.sync_batch_norm import SyncBatchNorm
 from hocket.horovod.torch import elastic
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "HostsUpdatedInterrupt", "Max",
-    "Min", "ProcessSet", "Product", "Sum", "add_process_set", "allgather", "allgather_async", "allgather_object",
+    "Min", "ProcessSet", "Product", "Sum", "SyncBatchNorm",
+    "add_process_set", "allgather", "allgather_async", "allgather_object",
     "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier",
     "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_object_fn",
     "broadcast_optimizer_state", "broadcast_parameters", "ccl_built", "cross_rank", "cross_size", "cuda_built",
@@ -84,5 +87,5 @@ __all__ = [
     "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join",
     "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank",
     "reducescatter", "reducescatter_async", "remove_process_set", "rocm_built", "shutdown", "size",
-    "sparse_allreduce_async", "synchronize",
+    "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
 ]  # fmt: skip
