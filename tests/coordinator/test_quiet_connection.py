@@ -10,9 +10,11 @@ import pytest
 from server.serving import SECRET, until
 
 from hocket.config import Config
+from hocket.coordinator.coordinator_client import connect
 from hocket.coordinator.hosting import HostedCoordinator
 from hocket.coordinator.quiet_connection import QuietConnection
 from hocket.errors import MismatchError
+from hocket.transport import replies
 from hocket.transport.waiting import Standing
 from hocket.transport.wire import Wire
 
@@ -128,3 +130,15 @@ def test_all_stacks_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
             return "".join(told).count("(most recent call first)") >= 3
 
         until(all_have_told)
+
+
+def test_a_process_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another connection of a living process may break for a while, and be made again."""
+    monkeypatch.setattr(replies, "GRACE", 3600.0)
+    with town() as here:
+        config = dataclasses.replace(here.config, rank=1)
+        link, _ = connect(config, SECRET, 1)
+        link._wire.close()
+        assert 1 in here.coordinator.service.ledger.live
+        here.ends[1]._wire.close()
+        until(lambda: here.coordinator.service.ledger.live == [0, 2])

@@ -33,6 +33,7 @@ class HostedCoordinator:
         self.service = CoordinatorService(config.size, config.servers, config.timeout, self._reach)
         self._reception = Reception(self.service, secret, COORDINATOR)
         self.service.liveness.wire_of = lambda rank: self._reception.wire_of(WATCH + rank)
+        self.service.liveness.give_up = self._reception.give_up
         try:
             self.said = self._reception.open_for(config, SOCKET, config.coordinator_port or 0)
         except BaseException:

@@ -100,11 +100,13 @@ class Liveness:
 
     Attributes:
         wire_of: Finds the connection over which a rank is watched.
+        give_up: Told of a rank whose process has ended, in a job that goes on: its other connection ends, too.
     """
 
     def __init__(self, ledger: Ledger, timeout: float, say: Callable[[str], None]) -> None:
         self._ledger, self._timeout, self._say = ledger, timeout, say
         self.wire_of: Callable[[int], Wire]
+        self.give_up: Callable[[int], None] = lambda _: None
         self._changed = threading.Condition()
         self._hosts: dict[int, str] = {}
         self._wires: dict[int, Wire] = {}
@@ -157,6 +159,8 @@ class Liveness:
 
     def lose(self, rank: int) -> None:
         """The connection of a worker has ended: unless the worker has told its end, it is lost."""
+        if not self._decides:
+            self.give_up(rank)
         with self._changed:
             self._wires.pop(rank, None)
             self._looked = 0.0

@@ -146,11 +146,14 @@ class Reception:
 
         What it has sent and nobody has read is lost.
         """
-        found = self._peers.get(peer)
-        if found is not None and found.wire is not None:
+        if (found := self._peers.get(peer)) is not None and found.wire is not None:
             with found.coming:
                 found.is_lost = True  # its last request may wait for others for long
                 found.wire.close()
+
+    def give_up(self, peer: int) -> None:
+        """The process of a peer has ended, as another connection of it tells: nobody waits for it to come back."""
+        self._peers.get(peer, _Peer("")).has_ended = True
 
     def close(self) -> None:
         """Close all doors and connections."""
@@ -232,7 +235,8 @@ class _Peer:
         self.answer: tuple[int, Answer] = (Talk.REPLY, Answer({}))
         self.wire: Wire | None = None
         self.is_gone = False  # the peer has said goodbye, or was let go
-        self.is_lost = False  # the peer is gone for good, and those who care were told
+        self.is_lost = False  # it is gone for good, and those who care were told
+        self.has_ended = False  # its process has, as far as is known
         self.is_let_go = False  # this end has closed, and nobody is told of anything any more
 
 
@@ -257,8 +261,7 @@ class _Session:
             self._refuse(NO_SENSE, error)
 
     def _serve_one(self, message: Message) -> None:
-        peer = self._peer
-        body = _WireBody(self._wire, message.body)
+        peer, body = self._peer, _WireBody(self._wire, message.body)
         with peer.lock:
             if message.sequence == peer.sequence:
                 if message.head.get("shared"):
@@ -319,7 +322,7 @@ class _Session:
         self._wire.close()  # so that a live peer knows, and comes back
         if not peer.is_gone and self._asker.may_come_back(self._wire):
             deadline = time.monotonic() + GRACE
-            while time.monotonic() < deadline and peer.wire is self._wire and not peer.is_gone:
+            while time.monotonic() < deadline and peer.wire is self._wire and not (peer.is_gone or peer.has_ended):
                 time.sleep(0.02)
         with peer.coming:
             if not peer.is_let_go and (peer.is_gone or peer.wire is self._wire):
@@ -354,7 +357,7 @@ class _Asker:
 
     def may_come_back(self, wire: Wire) -> bool:
         """Whether the peer may make a new connection in the place of one that has ended."""
-        return not (wire.is_local or self._is_watched or self._is_given_up)
+        return not (wire.is_local or self._is_watched or self._is_given_up or self._peer.has_ended)
 
 
 class _Replayed(WireError):
