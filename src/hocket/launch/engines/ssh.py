@@ -34,6 +34,9 @@ class SshEngine(Engine):
         python: The interpreter on other hosts; None is the same path as here.
         exported: The environment that workers get.
         discovery: Says which hosts there are later.
+
+    Raises:
+        UsageError: the ssh command makes no sense.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class SshEngine(Engine):
     ) -> None:
         self._hosts, self.ssh, self.python, self._discovery = list(hosts), ssh, python, discovery
         self._exported = exported or {}
+        _split(ssh)  # what is wrong with it is wrong for all hosts
 
     def first(self) -> list[Host]:
         return self._hosts if self._discovery is None else self._discovery.first()
@@ -78,16 +82,21 @@ def command(host: Host, ssh: str, python: str | None, exported: Mapping[str, str
         python: The interpreter on other hosts, if it is not at the same path as here.
         exported: The environment that workers get; of it the agent needs to know where to find Hocket.
     """
+    words = _split(ssh)
+    options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+    found_at = [f"PYTHONPATH={exported['PYTHONPATH']}"] if "PYTHONPATH" in exported else []
+    remote = shlex.join(["exec", "env", _SAFE, *found_at, python or sys.executable, *_AGENT])
+    return [*words, *options, "-T", "--", host.name, remote]
+
+
+def _split(ssh: str) -> list[str]:
     try:
         words = shlex.split(ssh)
     except ValueError as error:
         raise UsageError(f"--ssh {ssh}: {error}; write it as a shell would read it") from None
     if not words:
         raise UsageError(f"--ssh {ssh!r}: must be a command, for example --ssh 'ssh -p 2222'")
-    options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
-    found_at = [f"PYTHONPATH={exported['PYTHONPATH']}"] if "PYTHONPATH" in exported else []
-    remote = shlex.join(["exec", "env", _SAFE, *found_at, python or sys.executable, *_AGENT])
-    return [*words, *options, "-T", "--", host.name, remote]
+    return words
 
 
 def diagnose(host: Host, words: Sequence[str], status: int | None, python: str) -> str:
