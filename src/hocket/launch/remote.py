@@ -172,7 +172,7 @@ class RemoteCrew(Crew):
                 link.trouble = "it spoke of a process that it does not have"
             elif frame.kind == "output" and head.get("pipe") in ("stdout", "stderr", "events"):
                 return [Chunk(member, head["pipe"], frame.body)]
-            elif frame.kind == "ended":
+            elif frame.kind == "ended" and not link.trouble:  # else it ended because its host is lost
                 member.returncode = int(head.get("status", 1))
         else:
             self.hosts.take(link, frame)
