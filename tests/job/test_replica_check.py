@@ -53,11 +53,6 @@ def test_a_rank_that_goes_its_own_way_is_found_in_the_first_steps(pool: Pool, wh
         assert "if hocket.rank() ==" in outcome.message
 
 
-def test_a_gradient_that_one_rank_clips_alone_is_found_where_each_updates_a_part(pool: Pool) -> None:
-    for outcome in pool.outcomes(2, stray, "clip", strategy="central"):
-        assert outcome.kind == "ReplicaError" and "'0.weight.grad' on rank 1" in outcome.message
-
-
 @pytest.mark.parametrize("check", [None, 0])
 def test_a_step_that_one_rank_leaves_out_is_found_by_the_next_exchange(pool: Pool, check: int | None) -> None:
     for outcome in pool.outcomes(2, stray, "skip", check_replicas=check):
@@ -95,8 +90,7 @@ def test_a_step_that_one_rank_leaves_out_is_found_in_a_loop(
     assert last or message in str(found.value)
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_a_batch_that_one_rank_leaves_out_is_found_with_servers(number: int) -> None:
+def test_a_batch_that_one_rank_leaves_out_is_found_with_servers() -> None:
     """Else all further gradients of that rank would be averaged with those of other batches."""
 
     def script() -> None:
@@ -107,12 +101,12 @@ def test_a_batch_that_one_rank_leaves_out_is_found_with_servers(number: int) -> 
         for _ in range(2):
             for place, (x,) in enumerate(loader):
                 loss = model(x).sum()
-                if (place, hocket.rank()) != (number, 1):
+                if (place, hocket.rank()) != (1, 1):
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
 
-    with pytest.raises(MismatchError, match=r"rank 1: (.* on 2 batches|the end of a training loop, without this step)"):
+    with pytest.raises(MismatchError, match=r"rank 1: .* on 2 batches"):
         SimulatedJob(3, "bsp", servers=1).run(script)
 
 

@@ -10,7 +10,15 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.capture import summed_losses
+from hocket.job import forgotten
 from hocket.job.simulated_job import SimulatedJob
+
+
+@pytest.fixture(autouse=True)
+def _no_other_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders that other tests of this process have left behind are told of in a line of their own."""
+    monkeypatch.setattr(forgotten, "_iterates", lambda: False)
+
 
 Loss = Callable[[torch.Tensor, nn.Module], torch.Tensor]
 Y, CLASSES = torch.rand(4, 3), torch.tensor([0, 1, 2, 0])

@@ -59,8 +59,8 @@ def compare(communicator: Communicator, watched: Sequence[Loads]) -> None:
     specs = [loads.strategy.at_work.spec for loads in watched]
     kinds = [not (spec.has_equal_replicas or spec.shares_parameters) for spec in specs]
     found = [loads.take() for loads, matters in zip(watched, kinds, strict=True) if matters]
-    if not found or communicator.size == 1:
-        return
+    if not found or communicator.size == 1 or communicator.changes:
+        return  # after a loss, one worker may have left the loop while another has batches of the lost one yet
     rows = communicator.allgather(torch.tensor([found]))
     for loaded, changed in rows.view(-1, len(found), 2).permute(1, 2, 0).tolist():
         if any(changed) and not all(loaded):

@@ -66,8 +66,7 @@ class ReplicaCheck:
             self._next = self.steps + (self._every or 1)
             return
         begin, waited = time.perf_counter(), self._communicator.waited
-        if self._strategy.at_work.spec.has_equal_replicas:
-            self._witness = next(iter(replica.values()), None)
+        self._witness = next(iter(replica.values()), None)
         mine, wish = fingerprint(replica.values()), self._wish(begin)
         payloads = self._communicator.meet(_NUMBER, mine << _BITS | wish, self._describe)
         if len({payload >> _BITS for payload in payloads}) > 1:
@@ -93,20 +92,17 @@ class ReplicaCheck:
     def at_end(self) -> dict[str, int]:
         """What is to be compared when the run is over; nothing if the script has written to parameters since the
         last step, as one that evaluates its best model on one rank does."""
-        replica = self._replica() if self._strategy.at_work.spec.has_equal_replicas else None
+        replica = self._replica()
         if replica is None or self._witness is None or self._witness._version != self._version:
             return {}
         return {name: fingerprint([parameter]) for name, parameter in replica.items()}
 
     def _replica(self) -> dict[str, torch.Tensor] | None:
-        """What every rank has a copy of that must be equal, by name: parameters, or gradients; None if nothing must."""
-        members, spec = self._strategy.context.members, self._strategy.at_work.spec
-        named = dict(zip(members.names, members.parameters, strict=True))
-        if spec.has_equal_replicas:
-            return dict(named)
-        if not spec.has_equal_gradients:
+        """The parameters by name, if every rank has a copy that must be equal."""
+        members = self._strategy.context.members
+        if not self._strategy.at_work.spec.has_equal_replicas:
             return None
-        return {f"{name}.grad": p.grad for name, p in named.items() if p.grad is not None and not p.grad.is_sparse}
+        return dict(zip(members.names, members.parameters, strict=True))
 
     def _describe(self) -> str:
         return f"optimizer.step(), the comparison of replicas after {self.steps} optimizer steps"
@@ -115,7 +111,7 @@ class ReplicaCheck:
         mine = torch.tensor([fingerprint([parameter]) for parameter in replica.values()])
         everyone = [dict(zip(replica, row, strict=True)) for row in self._communicator.allgather(mine).tolist()]
         raise ReplicaError(
-            f"after {self.steps} steps the ranks' copies are not equal any more: {Replicas.differences(everyone)}; "
+            f"after {self.steps} steps the replicas are not equal any more: {Replicas.differences(everyone)}; "
             f"{Replicas.REMEDY}"
         )
 

@@ -66,9 +66,9 @@ class Settling:
                     strategy.settle(Why.IDLE)
                 works, over = client.settle(has_trained=not stays or bool(self.owed), stays=stays)
             if works:
-                loads.compare(self._communicator, self.watched)
                 for strategy in self._strategies:
                     strategy.settle(Why.PAUSE if pauses else Why.END)
+                loads.compare(self._communicator, self.watched)  # all are at the same place of the script now
                 self.average_buffers()
             if over or not stays:
                 break

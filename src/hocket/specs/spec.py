@@ -46,11 +46,6 @@ class Spec:
     has_equal_replicas: ClassVar[bool] = False
     """Whether every worker has a copy of the parameters that must be equal to the others' after every step."""
 
-    @property
-    def has_equal_gradients(self) -> bool:
-        """Whether each worker updates a part of one copy of the parameters by its own ``p.grad``, equal to others'."""
-        return False
-
     shares_parameters: ClassVar[bool] = False
     """Whether workers train one copy of the parameters, so that loading a state is a call of all workers."""
 

@@ -44,10 +44,6 @@ class Central(Spec):
         return f"hocket.strategies.central:{'make_fused' if self.fused else 'CentralAveraged'}"
 
     @property
-    def has_equal_gradients(self) -> bool:
-        return not self.fused
-
-    @property
     def regroups(self) -> bool:
         return True
 
