@@ -163,8 +163,16 @@ def shuffled(strategy: str) -> list[int]:
     model = torch.nn.Linear(1, 1).double()
     torch.manual_seed(4)
     loader: Any = torch.utils.data.DataLoader(data, 1, shuffle=True)
-    model, _, loader = hocket.distribute(model, torch.optim.SGD(model.parameters(), 0.1), loader, strategy=strategy)
-    return [int(x) for _ in range(2) for (x,) in loader]
+    optimizer: Any = torch.optim.SGD(model.parameters(), 1e-6)
+    model, optimizer, loader = hocket.distribute(model, optimizer, loader, strategy=strategy)
+    found = []
+    for _ in range(2):
+        for (x,) in loader:  # a batch that nobody trains on goes back, and another worker may get it
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            found.append(int(x))
+    return found
 
 
 def test_all_strategies_shuffle_alike(pool: Pool) -> None:
