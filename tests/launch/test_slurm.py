@@ -94,6 +94,7 @@ def test_a_killed_worker_ends_the_job_and_is_named(slurm: Slurm, tmp_path: Path)
     assert job.returncode == 137 and "rank 1 on n2 was killed by SIGKILL" in out, out
 
 
+@pytest.mark.all_combinations
 @pytest.mark.keeps_ports  # the node's daemon is another one afterwards
 def test_the_others_go_on_without_a_node_that_is_gone(slurm: Slurm, tmp_path: Path) -> None:
     job = begin(slurm, tmp_path, "--transport", "tcp", before=("--no-kill", "--kill-on-bad-exit=0"))
