@@ -13,7 +13,7 @@ from hocket import config
 from hocket.comm.changing_group import RegroupingCommunicator
 from hocket.comm.communicator import Communicator
 from hocket.events import Stage
-from hocket.horovod.engine import Engine, Pace
+from hocket.horovod.cycles import Cycles, Pace
 from hocket.horovod.exceptions import HorovodInternalError
 from hocket.horovod.execution import FUSION
 from hocket.job import worker as workers
@@ -34,7 +34,7 @@ class Context:
         self.worker, self.process = worker, os.getpid()
         self.pace = read_pace(worker.config.timeout)
         self.ranks: dict[int, tuple[int, ...]] = {}
-        self._engines: dict[int, Engine] = {}
+        self._engines: dict[int, Cycles] = {}
         self._numbers = itertools.count()
         self.open(range(worker.config.size))
 
@@ -52,7 +52,7 @@ class Context:
         )
         self.ranks[number] = members = self._members(number, members)
         if group is not None:
-            self._engines[number] = Engine(group, members, self.pace, f"process set {number}")
+            self._engines[number] = Cycles(group, members, self.pace, f"process set {number}")
         return number
 
     def _new_name(self) -> str:
@@ -66,7 +66,7 @@ class Context:
         """The ranks of a process set: all, of that of all, also if workers were lost a moment ago."""
         return tuple(range(self.worker.config.size)) if number == GLOBAL else tuple(ranks)
 
-    def engine(self, number: int) -> Engine:
+    def engine(self, number: int) -> Cycles:
         """The engine of a process set that this worker is a member of."""
         if number not in self.ranks:
             raise ValueError(f"process set {number} is not known here: add it with hvd.add_process_set()")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.horovod import context
-from hocket.horovod.engine import Engine
+from hocket.horovod.cycles import Cycles
 from hocket.horovod.negotiation import Request
 from hocket.horovod.operation import Operation
 from hocket.horovod.process_sets import ProcessSet, global_process_set
@@ -19,11 +19,11 @@ _HOW = {Average: "mean", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", P
 
 Tensors = Sequence[torch.Tensor]
 
-_handles: dict[int, tuple[Engine, Operation, bool]] = {}
+_handles: dict[int, tuple[Cycles, Operation, bool]] = {}
 _next = 0
 
 
-def _hand_over(engine: Engine, operation: Operation, *, grouped: bool = False) -> int:
+def _hand_over(engine: Cycles, operation: Operation, *, grouped: bool = False) -> int:
     """Submit an operation; returns the number by which the script knows it."""
     global _next
     engine.submit(operation)
@@ -58,7 +58,7 @@ def synchronize(handle: int) -> Any:
     return result if grouped else result[0]
 
 
-def _engine(process_set: ProcessSet) -> Engine:
+def _engine(process_set: ProcessSet) -> Cycles:
     number = process_set.process_set_id
     if number is None:
         raise ValueError(f"{process_set} was not added: call hvd.add_process_set(), or give it to hvd.init()")
@@ -73,7 +73,7 @@ def _check_tensor(kind: str, tensor: object) -> None:
 
 
 def _request(
-    engine: Engine, kind: str, name: str | None, tensors: Tensors, options: tuple[Any, ...], splits: Sequence[int] = ()
+    engine: Cycles, kind: str, name: str | None, tensors: Tensors, options: tuple[Any, ...], splits: Sequence[int] = ()
 ) -> Request:
     if not tensors:
         raise ValueError(f"{kind}: no tensors were given")

@@ -42,7 +42,7 @@ class Pace:
     give_up: float = 1800.0
 
 
-class Engine:
+class Cycles:
     """The operations of one process set on one rank.
 
     Args:
